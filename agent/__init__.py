@@ -1,0 +1,1 @@
+"""Command line, control core and loop of the prefetchd node agent."""

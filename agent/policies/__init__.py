@@ -1,0 +1,1 @@
+"""Bandwidth policies behind one interface."""

@@ -1,0 +1,1 @@
+"""BPF programs, their loader and decoders. Imports nothing else of prefetchd."""
