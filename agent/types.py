@@ -1,0 +1,303 @@
+"""The values that flow through the agent: no behaviour beyond what follows from the fields alone.
+
+Flow: Sample -> Signals -> Health, Diagnosis -> (policy) Decision -> Limit lines -> TickReport -> metrics.
+Shares are fractions of a device's capacity; times are seconds (monotonic) unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+JobId = int
+"""A job is known by the id (inode) of its cgroup, never by its path: paths recycle."""
+
+
+class Medium(StrEnum):
+    """What kind of storage serves a request."""
+
+    SSD = "ssd"
+    HDD = "hdd"
+    REMOTE = "remote"
+
+
+class Level(StrEnum):
+    """Health levels: healthy >= 60 > tight >= 40 > danger >= 20 > critical (paper, section 3)."""
+
+    HEALTHY = "healthy"
+    TIGHT = "tight"
+    DANGER = "danger"
+    CRITICAL = "critical"
+
+
+class Cause(StrEnum):
+    """Why a job starves: the paper's three, ours, or none."""
+
+    NONE = "none"
+    COLD_START = "cold_start"
+    CACHE_THRASH = "cache_thrash"
+    REMOTE_CONGESTION = "remote_congestion"
+    DEVICE_CONTENTION = "device_contention"
+    SELF_THROTTLED = "self_throttled"
+    CPU_BOUND = "cpu_bound"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One cgroup under watch: a training job, or a best-effort cgroup (never scored, may be capped)."""
+
+    id: JobId
+    name: str
+    path: str
+    training: bool
+    weight: float = 100.0
+    namespace: str = ""
+    pod: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a device can do under the present mix: bytes/s and requests/s, reads and writes."""
+
+    rbps: float
+    wbps: float
+    riops: float
+    wiops: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A whole device that `io.max` accepts; `capacity` None means observed, never enforced."""
+
+    device: str
+    name: str
+    medium: Medium
+    capacity: Capacity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSignals:
+    """One job on one device between two samples.
+
+    Rates per second; `latency_seconds` is the mean completion latency *without* the wait in blk-throttle, smoothed over the last requests,
+    `latency_cv` its coefficient of variation (dimensionless), `reference_seconds` the learned normal latency of this
+    job here. `throttle_ratio` is the share of request time spent in blk-throttle (0..1). Unknown is None.
+    """
+
+    device: str
+    medium: Medium
+    read_bytes_per_second: float
+    write_bytes_per_second: float
+    read_requests_per_second: float
+    write_requests_per_second: float
+    latency_seconds: float | None
+    latency_cv: float | None
+    reference_seconds: float | None
+    throttle_ratio: float | None
+    throttle_wait_seconds: float | None
+    queueing_ratio: float | None
+    in_flight: int
+    access_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """One job between two samples: what its slowest training stream and its storage did.
+
+    `iterations` is cumulative; `iterations_since_start` counts from the start or the last resume. `queue_depth` is that of
+    the stream with the smallest fraction of its queue. `blocked_seconds` > 0 while the loop stands before an empty
+    queue. `compute_seconds` is the EWMA of the iteration without its wait. Ratios are 0..1; unknown is None.
+    """
+
+    job: JobId
+    time: float
+    dt: float
+    iteration_source: str
+    iterations: int
+    iterations_since_start: int
+    new_iterations: int
+    iteration_seconds: float | None
+    compute_seconds: float | None
+    wait_seconds: float | None
+    wait_seconds_total: float | None
+    blocked_seconds: float
+    starvation_events: int
+    queue_depth: float | None
+    queue_capacity: float | None
+    next_batch_bytes: float | None
+    first_io_latency_seconds: float | None = None
+    cache_hit_ratio: float | None = None
+    remote_queueing_ratio: float | None = None
+    nic_packets_per_second: float | None = None
+    cpu_ratio: float | None = None
+    devices: Mapping[str, DeviceSignals] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A score 0..100 with its parts (0..100 each, None where unknown) and the weight of what was known (0..1)."""
+
+    score: float
+    level: Level
+    parts: Mapping[str, float | None]
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The most likely cause with the numbers it came from; `actionable` is False where local bandwidth cannot help."""
+
+    cause: Cause
+    evidence: Mapping[str, float]
+    confidence: float
+    actionable: bool
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a job needs from one device to keep its queue filled: bytes/s and requests/s, forecast plus refill."""
+
+    bytes_per_second: float
+    requests_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """All a policy may know of one training job at one moment. `new_iteration` marks a tick of the job."""
+
+    job: Job
+    signals: Signals
+    health: Health
+    diagnosis: Diagnosis
+    need: Mapping[str, Need]
+    new_iteration: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourView:
+    """A best-effort cgroup: what it does on each device; never scored."""
+
+    job: Job
+    devices: Mapping[str, DeviceSignals]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One device with known capacity; `unmanaged_share` is what cgroups that match nothing use of it (0..1)."""
+
+    info: DeviceInfo
+    unmanaged_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """Everything a policy decides from."""
+
+    now: float
+    jobs: tuple[JobView, ...]
+    neighbours: tuple[NeighbourView, ...]
+    devices: Mapping[str, DeviceView]
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Elastic share lent to a job; it ends at the borrower's iteration or at the wall-clock limit, whichever comes last
+    for a running job, first for one whose iterations stopped."""
+
+    job: JobId
+    device: str
+    share: float
+    granted_at: float
+    expires_at: float
+    expires_iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entitlement:
+    """What a job may use while the gate is open, as shares of the device."""
+
+    regular: float
+    loan: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Regular share plus loan."""
+        return self.regular + self.loan
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A cap to be written: shares of each dimension's capacity in force, with the reason in one short phrase."""
+
+    share: float
+    why: str
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PidTerms:
+    """The last step of one controller, for metrics and explanations: error in points, output as a relative change."""
+
+    error: float
+    proportional: float
+    integral: float
+    derivative: float
+    output: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """One device's elastic part: capacity and what of it is lent, as shares."""
+
+    capacity: float
+    lent: float
+    regular: float
+    loans: tuple[Loan, ...] = ()
+
+
+Slot = tuple[JobId, str]
+"""(job, device)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a policy wants: caps (absent = uncapped), entitlements (absent = none), and how it got there."""
+
+    quotas: Mapping[Slot, Quota]
+    entitlements: Mapping[Slot, Entitlement]
+    pools: Mapping[str, PoolState]
+    gate_open: Mapping[str, bool]
+    pid: Mapping[Slot, PidTerms] = field(default_factory=dict)
+    rearrange: frozenset[Slot] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """One job as the last tick saw it."""
+
+    job: Job
+    signals: Signals | None
+    health: Health | None
+    diagnosis: Diagnosis | None
+    need: Mapping[str, Need]
+    starvation_by_cause: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TickReport:
+    """One pass of the loop: what was seen, decided and written. Metrics are read from it and decide nothing."""
+
+    time: float
+    wall_time: float
+    mode: str
+    policy: str
+    jobs: Mapping[JobId, JobReport]
+    devices: Mapping[str, DeviceView]
+    decision: Decision
+    applied: Mapping[Slot, Mapping[str, int | None]]
+    writes: Mapping[str, int]
+    duration_seconds: float
+    notes: tuple[str, ...] = ()
