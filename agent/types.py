@@ -80,9 +80,10 @@ class DeviceInfo:
 class DeviceSignals:
     """One job on one device between two samples.
 
-    Rates per second; `latency_seconds` is the mean completion latency *without* the wait in blk-throttle, smoothed over the last requests,
-    `latency_cv` its coefficient of variation (dimensionless), `reference_seconds` the learned normal latency of this
-    job here. `throttle_ratio` is the share of request time spent in blk-throttle (0..1). Unknown is None.
+    Rates per second; `latency_seconds` is the mean completion latency *without* the wait in blk-throttle, smoothed
+    over the last requests, `latency_cv` its coefficient of variation (dimensionless), `reference_seconds` the learned
+    normal latency of this job here. `throttle_ratio` is the share of request time spent in blk-throttle (0..1).
+    `access_share` is the share of the job's bytes that this device served. Unknown is None.
     """
 
     device: str
@@ -105,9 +106,9 @@ class DeviceSignals:
 class Signals:
     """One job between two samples: what its slowest training stream and its storage did.
 
-    `iterations` is cumulative; `iterations_since_start` counts from the start or the last resume. `queue_depth` is that of
-    the stream with the smallest fraction of its queue. `blocked_seconds` > 0 while the loop stands before an empty
-    queue. `compute_seconds` is the EWMA of the iteration without its wait. Ratios are 0..1; unknown is None.
+    `iterations` is cumulative; `iterations_since_start` counts from the start or the last resume. `queue_depth` is
+    that of the stream with the smallest fraction of its queue. `blocked_seconds` > 0 while the loop stands before an
+    empty queue. `compute_seconds` is the EWMA of the iteration without its wait. Ratios are 0..1; unknown is None.
     """
 
     job: JobId
@@ -203,8 +204,11 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """Elastic share lent to a job; it ends at the borrower's iteration or at the wall-clock limit, whichever comes last
-    for a running job, first for one whose iterations stopped."""
+    """Elastic share lent to a job until its cooldown has run out.
+
+    The cooldown counts the borrower's own iterations (`expires_iteration`) but at least until `expires_at` (monotonic
+    seconds); when iterations stop, a wall-clock limit ends the loan all the same.
+    """
 
     job: JobId
     device: str

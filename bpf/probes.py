@@ -12,8 +12,8 @@ class Probe(Protocol):
     """A source of raw counters for the managed cgroups.
 
     `manage` replaces the set of cgroup ids that are counted (the kernel side filters by it first); counters of ids
-    no longer managed are dropped. `read` returns only this probe's part of a `Sample` and never blocks. `close` detaches
-    everything and may be called twice.
+    no longer managed are dropped. `read` returns only this probe's part of a `Sample` and never blocks. `close`
+    detaches everything and may be called twice.
     """
 
     @property

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 Op = Literal["read", "write"]
 
 HISTOGRAM_BUCKETS = 32
-"""Latency histograms: bucket i counts requests of [2**i, 2**(i+1)) microseconds; bucket 0 also holds those below 1 µs."""
+"""Latency histograms: bucket i counts requests of [2**i, 2**(i+1)) µs; bucket 0 also those below 1 µs."""
 
 
 class ProbeState(StrEnum):
