@@ -1,0 +1,311 @@
+"""The configuration: a frozen typed tree read from TOML, units in names, unknown keys refused in one sentence."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from agent.errors import UsageError
+
+Mode = Literal["observe", "dry-run", "enforce"]
+PolicyName = Literal["adaptive", "paper"]
+MediumName = Literal["ssd", "hdd"]
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+DEFAULT_PATH = Path("/etc/prefetchd/prefetchd.toml")
+DEFAULT_LISTEN = "127.0.0.1:9753"
+STATE_DIRECTORY = "/run/prefetchd"
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("kmgt", start=1)}
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?)\s*(?P<unit>[kmgt]?i?)b?(?:/s)?", re.IGNORECASE)
+
+
+class ConfigError(UsageError):
+    """A configuration that cannot be used; the message quotes the key and the value."""
+
+
+class ByteRate(float):
+    """Bytes per second; written as a number or as text with a unit: "6.5 GB", "120 MiB"."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> ByteRate:
+        """Read a number of bytes per second or a text with a decimal (GB) or binary (GiB) unit."""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            rate = float(value)
+        else:
+            match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+            if match is None:
+                raise ValueError(f'{value!r} is no byte rate; write a number or a text like "6.5 GB" or "120 MiB"')
+            rate = float(match["number"]) * _UNITS[match["unit"].lower()]
+        if not 0 < rate < float("inf"):
+            raise ValueError(f"{value!r} is no byte rate; it must be above zero")
+        return cls(rate)
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections: frozen, keyword only, unknown keys refused."""
+
+
+class JobRule(_Section, frozen=True):
+    """Which cgroups are training jobs. `cgroup` is a glob on the path below the cgroup root (`**` spans levels)."""
+
+    cgroup: str
+    label: str = ""
+    name: str = ""
+    weight: Annotated[float, msgspec.Meta(ge=1, le=10000)] = 100.0
+
+
+class BestEffortRule(_Section, frozen=True):
+    """Which cgroups may be capped for the sake of training; they are never scored."""
+
+    cgroup: str
+    label: str = ""
+    name: str = ""
+
+
+class DeviceRule(_Section, frozen=True):
+    """What one device can do. Dimensions left out are not enforced; without a read rate the device is observed only."""
+
+    device: str
+    medium: MediumName | None = None
+    read_bytes_per_second: ByteRate | None = None
+    write_bytes_per_second: ByteRate | None = None
+    read_requests_per_second: Positive | None = None
+    write_requests_per_second: Positive | None = None
+    actuator: Literal["auto", "io.max", "io.weight", "io.bfq.weight"] = "auto"
+
+
+class MetricsSection(_Section, frozen=True):
+    """The HTTP endpoint. TLS needs `certificate` and `key`; `client_ca` asks clients for a certificate as well."""
+
+    listen: str = DEFAULT_LISTEN
+    certificate: str = ""
+    key: str = ""
+    client_ca: str = ""
+    basic_auth_file: str = ""
+    max_jobs: Count = 1000
+
+
+class LoopSection(_Section, frozen=True):
+    """How often the agent looks, and when it stops trusting what it sees."""
+
+    interval_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=5)] = 0.1
+    scan_seconds: Positive = 10.0
+    timer_seconds: Positive = 1.0
+    stale_seconds: Positive = 3.0
+    heartbeat_seconds: Positive = 5.0
+
+
+class HealthSection(_Section, frozen=True):
+    """Weights of the four metrics (they are scaled to sum to 1) and the smoothing of the score."""
+
+    queue_weight: Ratio = 0.45
+    latency_weight: Ratio = 0.20
+    variation_weight: Ratio = 0.10
+    demand_weight: Ratio = 0.25
+    smoothing_seconds: Positive = 0.3
+    starvation_seconds: Positive = 0.010
+
+
+class GainsSection(_Section, frozen=True):
+    """PID gains in relative quota per 100 points of error; left out means the medium's own default."""
+
+    kp: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    ki: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    kd: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+class PoolSection(_Section, frozen=True):
+    """The elastic part of every device and how long a loan lasts."""
+
+    ssd_loan_iterations: Count = 3
+    hdd_loan_iterations: Count = 3
+    loan_seconds: Positive = 1.5
+
+
+class PidSection(_Section, frozen=True):
+    """Controller gains by medium."""
+
+    ssd: GainsSection = GainsSection()
+    hdd: GainsSection = GainsSection()
+
+
+class EnforcementSection(_Section, frozen=True):
+    """Where the agent keeps what it must undo, and what it may touch."""
+
+    state_directory: str = STATE_DIRECTORY
+    kill_switch_file: str = f"{STATE_DIRECTORY}/disable"
+    enable_io_controller: bool = False
+    guardian_cgroup: str = ""
+    floor_ratio: Ratio = 0.02
+    ceiling_ratio: Ratio = 1.0
+    raises_per_second: Positive = 2.0
+    small_change_ratio: Ratio = 0.03
+
+
+class HintSection(_Section, frozen=True):
+    """The socket on which training code may tell its queue state."""
+
+    enabled: bool = True
+    socket: str = f"{STATE_DIRECTORY}/hint.sock"
+
+
+class ProbesSection(_Section, frozen=True):
+    """Which probes are attached; object-store endpoints are `address:port`, empty means ports 80, 443 and 9000."""
+
+    block: bool = True
+    nfs: bool = True
+    object_store: bool = True
+    page_cache: bool = True
+    dataloader: bool = True
+    workers: bool = True
+    object_endpoints: tuple[str, ...] = ()
+
+
+class LogSection(_Section, frozen=True):
+    """Log lines go to standard error, as text or as one JSON object a line."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    json: bool = False
+
+
+class Config(_Section, frozen=True):
+    """The whole configuration; every default is that of the commented `packaging/prefetchd.toml`."""
+
+    mode: Mode = "observe"
+    policy: PolicyName = "adaptive"
+    cgroup_root: str = ""
+    jobs: tuple[JobRule, ...] = ()
+    best_effort: tuple[BestEffortRule, ...] = ()
+    devices: tuple[DeviceRule, ...] = ()
+    metrics: MetricsSection = MetricsSection()
+    loop: LoopSection = LoopSection()
+    health: HealthSection = HealthSection()
+    pool: PoolSection = PoolSection()
+    pid: PidSection = PidSection()
+    enforcement: EnforcementSection = EnforcementSection()
+    hint: HintSection = HintSection()
+    probes: ProbesSection = ProbesSection()
+    log: LogSection = LogSection()
+
+
+def _decode_hook(kind: type, value: Any) -> Any:
+    if kind is ByteRate:
+        return ByteRate.parse(value)
+    raise NotImplementedError(kind)
+
+
+def parse(text: str, source: str = "configuration") -> Config:
+    """Read TOML text; raises `ConfigError` with one sentence that names the key."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}; correct that line.") from None
+    return from_mapping(raw, source)
+
+
+def from_mapping(raw: dict[str, Any], source: str = "configuration") -> Config:
+    """Check a mapping as TOML gives it; raises `ConfigError` with one sentence that names the key."""
+    try:
+        config = msgspec.convert(raw, Config, dec_hook=_decode_hook)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_sentence(source, raw, str(error))) from None
+    _check(config, source)
+    return config
+
+
+def load(path: Path) -> Config:
+    """Read the file at `path`; a file that cannot be read is a `ConfigError` as well."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Configuration {str(path)!r} cannot be read ({error}); check the path and rights.") from None
+    return parse(text, str(path))
+
+
+def split_address(listen: str) -> tuple[str, int]:
+    """`ADDR:PORT` or `[v6]:PORT` as (address, port); raises `ConfigError`."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ConfigError(f"Address {listen!r} is not ADDR:PORT; write for example {DEFAULT_LISTEN}.")
+    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - an empty address is asked for
+
+
+def _sentence(source: str, raw: dict[str, Any], message: str) -> str:
+    """One sentence from the checker's message: the key as written in TOML, the value, and what to do."""
+    detail, _, path = message.partition(" - at `$")
+    path = path.rstrip("`").removeprefix(".")
+    unknown = re.search(r"unknown field `([^`]+)`", detail)
+    if unknown:
+        key = f"{path}.{unknown[1]}" if path else unknown[1]
+        return f"{source}: key {key!r} is unknown; remove it or correct its spelling{_known(path)}."
+    missing = re.search(r"missing required field `([^`]+)`", detail)
+    if missing:
+        return f"{source}: key {missing[1]!r} is missing in {path or 'the file'!r}; add it."
+    if not path:
+        return f"{source}: {detail}; correct it."
+    value = _lookup(raw, path)
+    return f"{source}: key {path!r} has the value {value!r}: {detail[:1].lower()}{detail[1:]}; correct it."
+
+
+def _known(path: str) -> str:
+    """The keys that the section at `path` does have, as a hint."""
+    section: Any = Config
+    for name in re.findall(r"[A-Za-z_]+", path):
+        fields = {field.encode_name: field.type for field in msgspec.structs.fields(section)}
+        section = fields.get(name)
+        arguments = getattr(section, "__args__", ())
+        section = arguments[0] if arguments else section
+        if not (isinstance(section, type) and issubclass(section, _Section)):
+            return ""
+    return f" (known here: {', '.join(field.encode_name for field in msgspec.structs.fields(section))})"
+
+
+def _lookup(raw: Any, path: str) -> Any:
+    for name, index in re.findall(r"([A-Za-z_]+)|\[(\d+)\]", path):
+        try:
+            raw = raw[name] if name else raw[int(index)]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return raw
+
+
+def _check(config: Config, source: str) -> None:
+    """What types alone cannot say."""
+    try:
+        split_address(config.metrics.listen)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: key 'metrics.listen': {error}") from None
+    rules: tuple[tuple[bool, Callable[[], str]], ...] = (
+        (bool(config.metrics.certificate) != bool(config.metrics.key), lambda: "metrics.certificate needs metrics.key"),
+        (bool(config.metrics.client_ca) > bool(config.metrics.certificate), lambda: "metrics.client_ca needs TLS"),
+        (
+            config.enforcement.floor_ratio >= config.enforcement.ceiling_ratio,
+            lambda: f"enforcement.floor_ratio {config.enforcement.floor_ratio} is not below the ceiling_ratio",
+        ),
+        (sum(_weights(config.health)) <= 0, lambda: "the weights in [health] are all zero"),
+    )
+    for broken, text in rules:
+        if broken:
+            raise ConfigError(f"{source}: {text()}; correct it.")
+    patterns = [rule.cgroup for rule in config.jobs] + [rule.cgroup for rule in config.best_effort]
+    for pattern in patterns:
+        if not pattern.startswith("/") or ".." in pattern.split("/"):
+            raise ConfigError(
+                f"{source}: cgroup pattern {pattern!r} must start with '/' (the cgroup root) and hold no '..'."
+            )
+
+
+def _weights(health: HealthSection) -> tuple[float, float, float, float]:
+    return health.queue_weight, health.latency_weight, health.variation_weight, health.demand_weight

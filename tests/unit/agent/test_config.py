@@ -1,0 +1,79 @@
+"""The configuration: the shipped default equals the built-in one, and every refusal names its key."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agent import config
+
+DEFAULT = Path(__file__).parents[3] / "packaging" / "prefetchd.toml"
+
+
+def test_shipped_default_is_the_built_in_default():
+    assert config.load(DEFAULT) == config.Config()
+
+
+def test_shipped_examples_are_valid_when_uncommented():
+    text = DEFAULT.read_text()
+    uncommented = re.sub(r"(?m)^# (\[\[|[a-z_]+ = )", r"\1", text)
+    parsed = config.parse(uncommented)
+    assert len(parsed.jobs) == 2
+    assert parsed.devices[0].read_bytes_per_second == 6.5e9
+    assert parsed.pid.ssd.kp == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('mode = "x"', ["'mode'", "'x'"]),
+        ("foo = 1", ["'foo'", "unknown"]),
+        ('[[jobs]]\ncgroup = "/a"\nfoo = 1', ["'jobs[0].foo'", "cgroup, label, name, weight"]),
+        ("[[jobs]]\nweight = 1", ["'cgroup'", "missing"]),
+        ('[[jobs]]\ncgroup = "a/b"', ["'a/b'", "start with '/'"]),
+        ('[[best_effort]]\ncgroup = "/a/../b"', ["'/a/../b'"]),
+        ('[[devices]]\ndevice = "8:0"\nread_bytes_per_second = "fast"', ["read_bytes_per_second", "'fast'"]),
+        ('[[devices]]\ndevice = "8:0"\nread_bytes_per_second = -4', ["read_bytes_per_second", "-4"]),
+        ('[[devices]]\ndevice = "8:0"\nread_requests_per_second = 0', ["read_requests_per_second", "0"]),
+        ('[metrics]\nlisten = "abc"', ["metrics.listen", "'abc'"]),
+        ('[metrics]\ncertificate = "a.pem"', ["metrics.key"]),
+        ("[loop]\ninterval_seconds = 9", ["loop.interval_seconds", "9"]),
+        ("[pid.ssd]\nkq = 1", ["pid.ssd.kq", "kp, ki, kd"]),
+        ("[enforcement]\nfloor_ratio = 1.0", ["floor_ratio", "1.0"]),
+        ("[health]\nqueue_weight=0\nlatency_weight=0\nvariation_weight=0\ndemand_weight=0", ["weights", "zero"]),
+        ("mode =", ["not valid TOML"]),
+        ("jobs = 3", ["'jobs'", "3"]),
+    ],
+)
+def test_refusal_is_one_sentence_naming_key_and_value(text, words):
+    with pytest.raises(config.ConfigError) as caught:
+        config.parse(text, "node.toml")
+    message = str(caught.value)
+    assert message.startswith("node.toml")
+    assert message.endswith(".")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("120 MiB", 120 * 2**20), ("6.5GB", 6.5e9), ("1 kB/s", 1000), (42, 42), ("7", 7)]
+)
+def test_byte_rates(text, rate):
+    assert config.ByteRate.parse(text) == rate
+
+
+@pytest.mark.parametrize("listen", ["", "1.2.3.4", "1.2.3.4:", "1.2.3.4:99999", "a:b"])
+def test_bad_addresses(listen):
+    with pytest.raises(config.ConfigError, match=re.escape(repr(listen))):
+        config.split_address(listen)
+
+
+def test_good_addresses():
+    assert config.split_address("127.0.0.1:9753") == ("127.0.0.1", 9753)
+    assert config.split_address("[::1]:80") == ("::1", 80)
+
+
+def test_missing_file_is_a_sentence(tmp_path):
+    with pytest.raises(config.ConfigError, match="cannot be read"):
+        config.load(tmp_path / "none.toml")
