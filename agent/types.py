@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from bpf.samples import ProbeStatus, Sample
+
 JobId = int
 """A job is known by the id (inode) of its cgroup, never by its path: paths recycle."""
 
@@ -292,7 +294,11 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class TickReport:
-    """One pass of the loop: what was seen, decided and written. Metrics are read from it and decide nothing."""
+    """One pass of the loop: what was seen, decided and written. Metrics are read from it and decide nothing.
+
+    `sample` holds the raw counters of this pass; `applied` the caps in force per slot (rbps, wbps, riops, wiops; None =
+    max); `writes` counts control-file writes by result since the start, `seconds_total` the time of all ticks.
+    """
 
     time: float
     wall_time: float
@@ -301,7 +307,14 @@ class TickReport:
     jobs: Mapping[JobId, JobReport]
     devices: Mapping[str, DeviceView]
     decision: Decision
-    applied: Mapping[Slot, Mapping[str, int | None]]
+    applied: Mapping[Slot, tuple[int | None, int | None, int | None, int | None]]
     writes: Mapping[str, int]
+    conflicts: int
+    restores: int
+    sample: Sample
+    probes: tuple[ProbeStatus, ...]
+    ticks: int
     duration_seconds: float
+    seconds_total: float
+    job_errors: int = 0
     notes: tuple[str, ...] = ()

@@ -1,0 +1,291 @@
+"""Prometheus families made from the last `TickReport`; nothing is decided here.
+
+Names and labels are those of the design: base units, ratios 0..1, scores 0..100; labels are job, namespace, pod,
+device, medium, op and cause (plus `probe` and `result` on the agent's own families). A job's series vanish with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from agent.types import Cause, JobReport, Level, TickReport
+from bpf.samples import ProbeState
+
+JOB_LABELS = ("job", "namespace", "pod")
+DEVICE_LABELS = (*JOB_LABELS, "device", "medium")
+LEVELS = {Level.HEALTHY: 3, Level.TIGHT: 2, Level.DANGER: 1, Level.CRITICAL: 0}
+PROBE_STATES = {ProbeState.ATTACHED: 2, ProbeState.DEGRADED: 1, ProbeState.UNAVAILABLE: 0}
+FIRST_BUCKET, LAST_BUCKET = 4, 24
+"""Exported latency buckets: 32 µs (the end of bucket 4) to about 34 s (the end of bucket 24)."""
+
+Families = Iterator[Metric]
+
+
+class ReportCollector(Collector):
+    """Turns what `latest()` returns (None before the first tick) into metric families at every scrape."""
+
+    def __init__(self, latest: Callable[[], TickReport | None], version: str, max_jobs: int = 1000) -> None:
+        self._latest = latest
+        self._version = version
+        self._max_jobs = max_jobs
+
+    def collect(self) -> Iterable[Metric]:
+        """All families; before the first tick only the build information."""
+        info = InfoMetricFamily("prefetchd_build", "Version, policy and mode of the running agent.")
+        report = self._latest()
+        labels = {"version": self._version}
+        if report:
+            labels |= {"policy": report.policy, "mode": report.mode}
+        info.add_metric([], labels)
+        yield info
+        if report:
+            jobs = _training(report)
+            yield from _job_families(jobs[: self._max_jobs])
+            yield from _device_job_families(report, jobs[: self._max_jobs])
+            yield from _latency_families(report, self._max_jobs)
+            yield from _remote_families(report, jobs[: self._max_jobs])
+            yield from _controller_families(report)
+            yield from _agent_families(report, dropped=max(0, len(jobs) - self._max_jobs))
+
+
+def _training(report: TickReport) -> list[JobReport]:
+    return [entry for entry in report.jobs.values() if entry.job.training]
+
+
+def _labels(entry: JobReport) -> list[str]:
+    return [entry.job.name, entry.job.namespace, entry.job.pod]
+
+
+def _gauge(name: str, text: str, labels: Iterable[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"prefetchd_{name}", text, labels=list(labels))
+
+
+def _counter(name: str, text: str, labels: Iterable[str]) -> CounterMetricFamily:
+    return CounterMetricFamily(f"prefetchd_{name}", text, labels=list(labels))
+
+
+def _set(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], value: float | None) -> None:
+    """Add a value; an unknown one has no series."""
+    if value is not None:
+        family.add_metric(labels, float(value))
+
+
+def _job_families(jobs: list[JobReport]) -> Families:
+    for name, text, path in _JOB_GAUGES:
+        family = _gauge(name, text, JOB_LABELS)
+        for entry in jobs:
+            _set(family, _labels(entry), _read(entry, path))
+        yield family
+    for name, text, path in _JOB_COUNTERS:
+        counter = _counter(name, text, JOB_LABELS)
+        for entry in jobs:
+            _set(counter, _labels(entry), _read(entry, path))
+        yield counter
+    yield from _cause_families(jobs)
+
+
+def _cause_families(jobs: list[JobReport]) -> Families:
+    starved = _counter(
+        "starvation_events", "Episodes in which the loop found its queue empty and waited.", (*JOB_LABELS, "cause")
+    )
+    cause = _gauge("diagnosis", "1 for the present cause of starvation, 0 for the others.", (*JOB_LABELS, "cause"))
+    for entry in jobs:
+        for name in Cause:
+            _set(starved, [*_labels(entry), name], entry.starvation_by_cause.get(name, 0))
+            if entry.diagnosis:
+                _set(cause, [*_labels(entry), name], entry.diagnosis.cause is name)
+    yield starved
+    yield cause
+
+
+_JOB_GAUGES = (
+    ("health_score", "Prefetch health, 0 (critical) to 100 (healthy).", "health.score"),
+    ("health_confidence", "Weight of the health metrics that could be measured, 0 to 1.", "health.confidence"),
+    ("health_level", "Health level: 3 healthy, 2 tight, 1 danger, 0 critical.", "health.level"),
+    ("queue_depth", "Batches ready in the prefetch queue.", "signals.queue_depth"),
+    ("queue_capacity", "Batches that the prefetch queue can hold.", "signals.queue_capacity"),
+    ("next_batch_bytes", "Expected bytes of the next batch.", "signals.next_batch_bytes"),
+    ("cache_hit_ratio", "Share of read bytes served by the page cache, 0 to 1.", "signals.cache_hit_ratio"),
+    (
+        "nfs_queueing_ratio",
+        "Share of remote request time spent queueing, 0 to 1.",
+        "signals.remote_queueing_ratio",
+    ),
+    ("compute_seconds", "Moving average of an iteration without its wait.", "signals.compute_seconds"),
+    ("actionable", "1 where moving local bandwidth can help this job, else 0.", "diagnosis.actionable"),
+)
+
+_JOB_COUNTERS = (
+    ("iterations", "Training iterations seen.", "signals.iterations"),
+    ("wait_seconds", "Time that the training loop waited for its next batch.", "signals.wait_seconds_total"),
+)
+
+
+def _read(entry: JobReport, path: str) -> float | None:
+    """The number at `part.field` of a report; None where the part or the value is unknown."""
+    part, field = path.split(".")
+    value = getattr(getattr(entry, part), field, None)
+    return float(LEVELS[value]) if isinstance(value, Level) else value
+
+
+def _device_job_families(report: TickReport, jobs: list[JobReport]) -> Families:
+    need = _gauge("need_bytes_per_second", "Bandwidth that keeps the prefetch queue filled.", DEVICE_LABELS)
+    entitled = _gauge("entitlement_ratio", "What the job may use while control is active, as share of the device.",
+                      DEVICE_LABELS)  # fmt: skip
+    quota = _gauge("quota_bytes_per_second", "Read cap in force; no series while uncapped.", DEVICE_LABELS)
+    loan = _gauge("loan_ratio", "Elastic share on loan to the job.", DEVICE_LABELS)
+    for entry in jobs:
+        for device, wanted in entry.need.items():
+            _set(need, _slot_labels(report, entry, device), wanted.bytes_per_second)
+    for (job, device), entitlement in report.decision.entitlements.items():
+        if job in report.jobs:
+            labels = _slot_labels(report, report.jobs[job], device)
+            _set(entitled, labels, entitlement.share)
+            _set(loan, labels, entitlement.loan)
+    for (job, device), limits in report.applied.items():
+        if job in report.jobs:
+            _set(quota, _slot_labels(report, report.jobs[job], device), limits[0])
+    yield from (need, entitled, quota, loan)
+    for term in ("error", "proportional", "integral", "derivative", "output"):
+        family = _gauge(f"pid_{term}", f"Last {term} of the controller (error in points, others relative).",
+                        DEVICE_LABELS)  # fmt: skip
+        for (job, device), terms in report.decision.pid.items():
+            if job in report.jobs:
+                _set(family, _slot_labels(report, report.jobs[job], device), getattr(terms, term))
+        yield family
+
+
+def _slot_labels(report: TickReport, entry: JobReport, device: str) -> list[str]:
+    return [*_labels(entry), *_device_labels(report, device)]
+
+
+def _device_labels(report: TickReport, device: str) -> list[str]:
+    view = report.devices.get(device)
+    return [view.info.name, view.info.medium] if view else [device, ""]
+
+
+def _latency_families(report: TickReport, max_jobs: int) -> Families:
+    labels = (*DEVICE_LABELS, "op")
+    latency = HistogramMetricFamily(
+        "prefetchd_io_latency_seconds", "Block request latency from submit to completion.", labels=labels
+    )
+    throttle = _counter("io_throttle_wait_seconds", "Request time spent waiting at the job's own cap.", labels)
+    total = _counter("io_bytes", "Bytes completed at the block layer.", labels)
+    flight = _gauge("io_in_flight", "Block requests submitted and not completed.", labels)
+    known = set(list(report.jobs)[:max_jobs])
+    for key, counters in report.sample.blocks.items():
+        if key.cgroup_id not in known:
+            continue
+        values = [*_slot_labels(report, report.jobs[key.cgroup_id], key.device), key.op]
+        latency.add_metric(values, _buckets(counters.histogram), counters.latency_ns / 1e9)
+        _set(throttle, values, None if counters.throttle_ns is None else counters.throttle_ns / 1e9)
+        _set(total, values, counters.bytes)
+        _set(flight, values, counters.in_flight)
+    yield from (latency, throttle, total, flight)
+
+
+def _buckets(histogram: tuple[int, ...]) -> list[tuple[str, float]]:
+    """Cumulative counts per upper bound in seconds, from a log2 histogram in µs."""
+    total = sum(histogram[:FIRST_BUCKET])
+    buckets: list[tuple[str, float]] = []
+    for index in range(FIRST_BUCKET, LAST_BUCKET + 1):
+        total += histogram[index] if index < len(histogram) else 0
+        buckets.append((repr(2 ** (index + 1) / 1e6), total))
+    buckets.append(("+Inf", sum(histogram)))
+    return buckets
+
+
+def _remote_families(report: TickReport, jobs: list[JobReport]) -> Families:
+    """NFS and object-store latency per job, summed over its mounts and endpoints (their names are no labels)."""
+    nfs = HistogramMetricFamily("prefetchd_nfs_latency_seconds", "NFS request latency, backlog included.",
+                                labels=(*JOB_LABELS, "op"))  # fmt: skip
+    objects = HistogramMetricFamily(
+        "prefetchd_object_latency_seconds", "Object-store request latency to the last byte.", labels=JOB_LABELS
+    )
+    known = {entry.job.id: entry for entry in jobs}
+    rows: dict[tuple[int, str], tuple[list[int], float]] = {}
+    for key, rpc in report.sample.nfs.items():
+        _add(rows, (key.cgroup_id, key.op), rpc.histogram, rpc.total_ns)
+    for (job, op), (histogram, nanoseconds) in rows.items():
+        if job in known:
+            nfs.add_metric([*_labels(known[job]), op], _buckets(tuple(histogram)), nanoseconds / 1e9)
+    rows = {}
+    for endpoint, request in report.sample.objects.items():
+        _add(rows, (endpoint.cgroup_id, ""), request.histogram, request.last_byte_ns)
+    for (job, _), (histogram, nanoseconds) in rows.items():
+        if job in known:
+            objects.add_metric(_labels(known[job]), _buckets(tuple(histogram)), nanoseconds / 1e9)
+    yield from (nfs, objects)
+
+
+def _add(
+    rows: dict[tuple[int, str], tuple[list[int], float]], key: tuple[int, str], histogram: tuple[int, ...], ns: float
+) -> None:
+    counts, total = rows.get(key, ([0] * len(histogram), 0.0))
+    rows[key] = ([a + b for a, b in zip(counts, histogram, strict=True)], total + ns)
+
+
+def _controller_families(report: TickReport) -> Families:
+    labels = ("device", "medium")
+    capacity = _gauge("pool_capacity_ratio", "Elastic part of the device.", labels)
+    lent = _gauge("pool_lent_ratio", "Elastic share on loan.", labels)
+    gate = _gauge("gate_open", "1 while a victim keeps control active on the device, else 0.", labels)
+    rate = _gauge("device_capacity_bytes_per_second", "What the device can do, by operation.", (*labels, "op"))
+    for device, pool in report.decision.pools.items():
+        _set(capacity, _device_labels(report, device), pool.capacity)
+        _set(lent, _device_labels(report, device), pool.lent)
+    for device, is_open in report.decision.gate_open.items():
+        _set(gate, _device_labels(report, device), is_open)
+    for device, view in report.devices.items():
+        if view.info.capacity:
+            _set(rate, [*_device_labels(report, device), "read"], view.info.capacity.rbps)
+            _set(rate, [*_device_labels(report, device), "write"], view.info.capacity.wbps)
+    yield from (capacity, lent, gate, rate)
+
+
+def _agent_families(report: TickReport, dropped: int) -> Families:
+    writes = _counter("control_writes", "Writes to control files by result.", ("result",))
+    for result, count in report.writes.items():
+        _set(writes, [result], count)
+    yield writes
+    yield from _probe_families(report)
+    for name, text, value in (
+        ("ticks", "Passes of the control loop.", report.ticks),
+        ("tick_seconds", "Time spent in passes of the control loop.", report.seconds_total),
+        ("control_conflicts", "Limits that another writer changed and that were given up.", report.conflicts),
+        ("restores", "Limits set back to their prior value.", report.restores),
+        ("job_errors", "Passes in which one job could not be evaluated.", report.job_errors),
+    ):
+        counter = _counter(name, text, ())
+        _set(counter, [], value)
+        yield counter
+    for name, text, value in (
+        ("tick_duration_seconds", "Time of the last pass of the control loop.", report.duration_seconds),
+        ("last_tick_timestamp_seconds", "When the last pass ended (Unix time).", report.wall_time),
+        ("jobs", "Training jobs under watch.", len(_training(report))),
+        ("jobs_without_series", "Training jobs beyond metrics.max_jobs.", dropped),
+        ("enforcing", "1 while limits may be written, else 0.", float(report.mode == "enforce")),
+    ):
+        gauge = _gauge(name, text, ())
+        _set(gauge, [], value)
+        yield gauge
+
+
+def _probe_families(report: TickReport) -> Families:
+    status = _gauge("probe_status", "2 attached, 1 degraded, 0 unavailable.", ("probe",))
+    lost = _counter("lost_events", "Events or requests that a probe could not account.", ("probe",))
+    fill = _gauge("map_fill_ratio", "Used part of a probe's table, 0 to 1.", ("probe",))
+    for probe in report.probes:
+        _set(status, [probe.name], PROBE_STATES[probe.state])
+        _set(lost, [probe.name], probe.lost_events)
+        _set(fill, [probe.name], probe.map_fill_ratio)
+    yield from (status, lost, fill)

@@ -1,0 +1,195 @@
+"""The HTTP endpoint: /metrics, /healthz, /readyz and /state; loopback by default, TLS and basic auth on request."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from agent.config import ConfigError, MetricsSection, split_address
+
+CLIENT_TIMEOUT_SECONDS = 10.0
+"""A client that neither sends nor reads for this long is dropped."""
+MAX_CLIENTS = 32
+"""Connections served at once; more are closed at once, so that scrapers cannot exhaust the node."""
+
+
+class Endpoint:
+    """The server and its thread. `state` and `health` are called per request and must be quick and thread-safe."""
+
+    def __init__(
+        self,
+        section: MetricsSection,
+        registry: CollectorRegistry,
+        state: Callable[[], dict[str, Any]],
+        health: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """`health()` maps `healthz` and `readyz` to the reason why not, empty when all is well."""
+        self._registry = registry
+        self._state = state
+        self._health = health
+        self._users = _read_users(section.basic_auth_file)
+        context = _tls_context(section)
+        address = split_address(section.listen)
+        try:
+            self._server = _Server(address, _handler(self), context)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"Cannot listen on {section.listen!r} ({error}); choose another address with --listen."
+            ) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port in use (another than asked for where 0 was asked for)."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Answer requests from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join(timeout=5)
+        self._server.server_close()
+
+    def allowed(self, authorization: str | None) -> bool:
+        """Say whether this Authorization header names a user of the password file (true where there is none)."""
+        if not self._users:
+            return True
+        scheme, _, token = (authorization or "").partition(" ")
+        try:
+            user, _, password = base64.b64decode(token, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return False
+        expected = self._users.get(user, "")
+        matches = hmac.compare_digest(expected.encode(), password.encode())
+        return scheme.lower() == "basic" and bool(expected) and matches
+
+    def answer(self, path: str, accept: str) -> tuple[HTTPStatus, str, bytes]:
+        """(status, content type, body) of a GET."""
+        if path == "/metrics":
+            encode, kind = choose_encoder(accept)
+            return HTTPStatus.OK, kind, encode(self._registry)
+        if path == "/state":
+            return HTTPStatus.OK, "application/json", json.dumps(self._state(), default=str).encode()
+        if path in ("/healthz", "/readyz"):
+            why = self._health().get(path[1:], "")
+            status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
+            return status, "text/plain; charset=utf-8", f"{why or 'ok'}\n".encode()
+        hint = b"prefetchd: /metrics /healthz /readyz /state\n"
+        return (HTTPStatus.OK if path == "/" else HTTPStatus.NOT_FOUND), "text/plain; charset=utf-8", hint
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None
+    ) -> None:
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        self._context = context
+        self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """The TLS handshake is made here, in the client's own thread, so that a slow one holds up nobody."""
+        try:
+            request.settimeout(CLIENT_TIMEOUT_SECONDS)
+            if self._context:
+                request = self._context.wrap_socket(request, server_side=True)
+            super().process_request_thread(request, client_address)
+        except OSError:
+            self.shutdown_request(request)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no event worth a line."""
+
+
+def _handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = CLIENT_TIMEOUT_SECONDS
+        server_version = "prefetchd"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path not in ("/healthz", "/readyz") and not endpoint.allowed(self.headers.get("Authorization")):
+                self._send(HTTPStatus.UNAUTHORIZED, "text/plain", b"unauthorized\n", challenge=True)
+                return
+            self._send(*endpoint.answer(path, self.headers.get("Accept", "")))
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def _send(self, status: HTTPStatus, kind: str, body: bytes, *, challenge: bool = False) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            if challenge:
+                self.send_header("WWW-Authenticate", 'Basic realm="prefetchd"')
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+            """Requests are not logged."""
+
+    return Handler
+
+
+def _tls_context(section: MetricsSection) -> ssl.SSLContext | None:
+    if not section.certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(section.certificate, section.key)
+        if section.client_ca:
+            context.load_verify_locations(section.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"TLS files in [metrics] cannot be used ({error}); check the paths and PEM contents."
+        ) from None
+    return context
+
+
+def _read_users(path: str) -> dict[str, str]:
+    """User -> password from lines `user:password`; the file must be readable by its owner alone."""
+    if not path:
+        return {}
+    try:
+        file = Path(path)
+        if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigError(f"Password file {path!r} is readable by others; run: chmod 600 {path}")
+        lines = [line for line in file.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Password file {path!r} cannot be read ({error}); check metrics.basic_auth_file.") from None
+    users = dict(line.split(":", 1) for line in lines if ":" in line)
+    if len(users) != len(lines) or not all(users.values()):
+        raise ConfigError(f"Password file {path!r} has a line that is not user:password; correct it.")
+    return users

@@ -1,0 +1,115 @@
+"""The last report as plain JSON values: what `/state` answers and `top`, `explain` and the demo show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent.types import DeviceSignals, DeviceView, JobReport, Loan, TickReport
+
+
+def snapshot(report: TickReport) -> dict[str, Any]:
+    """The whole report as a JSON-ready mapping; rates in bytes/s, times in seconds, unknown values None."""
+    return {
+        "time": report.wall_time,
+        "mode": report.mode,
+        "policy": report.policy,
+        "ticks": report.ticks,
+        "tick_seconds": report.duration_seconds,
+        "writes": dict(report.writes),
+        "conflicts": report.conflicts,
+        "jobs": job_rows(report),
+        "neighbours": [_neighbour_row(report, entry) for entry in report.jobs.values() if not entry.job.training],
+        "devices": [_pool_row(report, view) for view in report.devices.values()],
+        "probes": [
+            {"name": probe.name, "state": probe.state, "why": probe.why, "tier": probe.tier, "lost": probe.lost_events}
+            for probe in report.probes
+        ],
+        "notes": list(report.notes),
+    }
+
+
+def _neighbour_row(report: TickReport, entry: JobReport) -> dict[str, Any]:
+    mine = ((device, limits) for (job, device), limits in report.applied.items() if job == entry.job.id)
+    caps = {_device_name(report, device): limits[0] for device, limits in mine}
+    return {"name": entry.job.name, "quota_bytes_per_second": caps}
+
+
+def _pool_row(report: TickReport, view: DeviceView) -> dict[str, Any]:
+    pool = report.decision.pools.get(view.info.device)
+    capacity = view.info.capacity
+    return {
+        "device": view.info.name,
+        "medium": view.info.medium,
+        "read_bytes_per_second": capacity.rbps if capacity else None,
+        "unmanaged_ratio": view.unmanaged_share,
+        "pool_capacity_ratio": pool.capacity if pool else None,
+        "pool_lent_ratio": pool.lent if pool else None,
+        "gate_open": report.decision.gate_open.get(view.info.device),
+    }
+
+
+def _device_name(report: TickReport, device: str) -> str:
+    view = report.devices.get(device)
+    return view.info.name if view else device
+
+
+def job_rows(report: TickReport) -> list[dict[str, Any]]:
+    """One mapping per training job, as `top`, `explain` and the demo's table show it; unknown values are None."""
+    return [_row(report, entry) for entry in report.jobs.values() if entry.job.training]
+
+
+def _row(report: TickReport, entry: JobReport) -> dict[str, Any]:
+    signals, health, diagnosis = entry.signals, entry.health, entry.diagnosis
+    return {
+        "job": entry.job.name,
+        "namespace": entry.job.namespace,
+        "pod": entry.job.pod,
+        "iterations": signals.iterations if signals else None,
+        "iteration_source": signals.iteration_source if signals else None,
+        "wait_seconds": signals.wait_seconds if signals else None,
+        "compute_seconds": signals.compute_seconds if signals else None,
+        "queue_depth": signals.queue_depth if signals else None,
+        "queue_capacity": signals.queue_capacity if signals else None,
+        "next_batch_bytes": signals.next_batch_bytes if signals else None,
+        "starvation_events": sum(entry.starvation_by_cause.values()),
+        "score": health.score if health else None,
+        "level": health.level if health else None,
+        "confidence": health.confidence if health else None,
+        "parts": dict(health.parts) if health else {},
+        "cause": diagnosis.cause if diagnosis else None,
+        "actionable": diagnosis.actionable if diagnosis else None,
+        "advice": diagnosis.advice if diagnosis else "",
+        "evidence": dict(diagnosis.evidence) if diagnosis else {},
+        "devices": [_device_row(report, entry, here) for here in signals.devices.values()] if signals else [],
+    }
+
+
+def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals) -> dict[str, Any]:
+    device = here.device
+    slot = (entry.job.id, device)
+    entitlement = report.decision.entitlements.get(slot)
+    quota = report.decision.quotas.get(slot)
+    loans = report.decision.pools[device].loans if device in report.decision.pools else ()
+    loan = next((loan for loan in loans if loan.job == entry.job.id), None)
+    wanted = entry.need.get(device)
+    return {
+        "device": _device_name(report, device),
+        "medium": here.medium,
+        "latency_seconds": here.latency_seconds,
+        "latency_cv": here.latency_cv,
+        "throttle_ratio": here.throttle_ratio,
+        "throttle_wait_seconds": here.throttle_wait_seconds,
+        "read_bytes_per_second": here.read_bytes_per_second,
+        "write_bytes_per_second": here.write_bytes_per_second,
+        "need_bytes_per_second": wanted.bytes_per_second if wanted else None,
+        "entitlement_ratio": entitlement.share if entitlement else None,
+        "regular_ratio": entitlement.regular if entitlement else None,
+        "loan_ratio": entitlement.loan if entitlement else None,
+        "loan_iterations_left": _iterations_left(loan, entry),
+        "quota_bytes_per_second": report.applied[slot][0] if slot in report.applied else None,
+        "quota_why": quota.why if quota else None,
+    }
+
+
+def _iterations_left(loan: Loan | None, entry: JobReport) -> int | None:
+    return max(0, loan.expires_iteration - entry.signals.iterations) if loan and entry.signals else None
