@@ -1,0 +1,50 @@
+"""Where the lab keeps what it downloads and builds, and the lock that lets one lab run at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+"""The root of the source tree: visible in the guest under the same path, read-only."""
+
+
+def cache_folder(name: str = "") -> Path:
+    """Return (and create) the lab's cache folder, or a folder in it; nothing of it belongs to the host system."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "prefetchd" / "lab" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def lock_path() -> Path:
+    """Return the path of the lock file, one for all users and clones of this machine."""
+    return Path(tempfile.gettempdir()) / "prefetchd-lab.lock"
+
+
+@contextmanager
+def machine_lock(progress: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock while the body runs; say once every 10 s that another lab is waited for."""
+    path = lock_path()
+    with path.open("a") as file:
+        path.chmod(0o666) if os.geteuid() == 0 else None
+        waited_seconds = 0
+        while not _try_lock(file.fileno()):
+            if waited_seconds % 10 == 0:
+                progress(f"waits for another lab on this machine ({path}), {waited_seconds} s")
+            time.sleep(1)
+            waited_seconds += 1
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
