@@ -1,0 +1,88 @@
+"""The command line `prefetchd`; each command lives in a module of its own and is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Protocol, cast
+
+from agent.errors import PrefetchdError
+
+COMMANDS = {
+    "run": "measure this node and, when told to, move bandwidth to the jobs about to starve",
+    "doctor": "check every precondition and name the fix",
+    "restore": "set every limit that an agent left behind to its prior value",
+}
+EPILOG = """\
+exit status:
+  0  done
+  1  failed; the message says why
+  2  the command line or the configuration cannot be used
+  3  this node cannot do what was asked (`prefetchd doctor` says what to change)
+"""
+
+
+class Command(Protocol):
+    """What a module in `agent.commands` offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's options; sets the parser's description and example."""
+
+    def main(self, args: argparse.Namespace) -> int:
+        """Run the command; returns the exit status."""
+
+
+def version() -> str:
+    """The installed version."""
+    try:
+        return metadata.version("prefetchd")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def load(name: str) -> Command:
+    """The module of a command."""
+    return cast("Command", importlib.import_module(f"agent.commands.{name}"))
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The parser with the options of the chosen command (None: names alone, which is quick)."""
+    parser = argparse.ArgumentParser(
+        prog="prefetchd",
+        description="Node agent that sees which training jobs starve for data and moves storage bandwidth to them.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"prefetchd {version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if name == chosen:
+            load(name).add_arguments(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; errors that the operator can mend end in one sentence and an exit status, never in a traceback."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    parser = build_parser(chosen)
+    args = parser.parse_args(arguments)
+    try:
+        return load(args.command).main(args)
+    except PrefetchdError as error:
+        print(f"prefetchd: {error}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
