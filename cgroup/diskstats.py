@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 SECTOR_BYTES = 512
-"""/proc/diskstats counts in 512-byte sectors whatever the device's own block size (Documentation/admin-guide/iostats)."""
+"""Unit of /proc/diskstats whatever the device's own block size (Documentation/admin-guide/iostats)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """The parser of /proc/diskstats, on lines as kernels from 2.6 to 6.x print them."""
 
+from pathlib import Path
+
 from cgroup.diskstats import parse_diskstats
 
 TEXT = """\
@@ -21,5 +23,4 @@ def test_fields_and_units():
 
 
 def test_this_machine_has_disks():
-    with open("/proc/diskstats") as file:
-        assert parse_diskstats(file.read())
+    assert parse_diskstats(Path("/proc/diskstats").read_text())
