@@ -1,0 +1,193 @@
+"""The receiving side over a real socket; /proc and the cgroup tree are built, so no rights are needed."""
+
+import array
+import os
+import select
+import socket
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from agent import hint, hint_listener
+from agent.hint_listener import HintListener
+from bpf.samples import ProbeState
+
+
+@pytest.fixture
+def node(tmp_path):
+    """(cgroup id of this process, cgroup root, proc root)."""
+    job = tmp_path / "cgroup" / "job"
+    job.mkdir(parents=True)
+    mine = tmp_path / "proc" / str(os.getpid())
+    mine.mkdir(parents=True)
+    (mine / "stat").write_text(Path("/proc/self/stat").read_text())
+    (mine / "cgroup").write_text("0::/job\n")
+    return job.stat().st_ino, tmp_path / "cgroup", tmp_path / "proc"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "hint.sock"
+
+
+@pytest.fixture
+def listener(node, path):
+    opened = HintListener(path, node[1], node[2])
+    opened.manage({node[0]})
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def raw(listener, path):
+    """A sender that can be as rude as it likes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(str(path))
+        yield sender
+
+
+def datagram(flags=hint.WAIT_KNOWN, stream=0, depth=2, wait_ns=5):
+    return hint.WIRE.pack(b"PFH1", flags, stream, depth, 0, 0, 0, wait_ns)
+
+
+def now():
+    return time.monotonic_ns()
+
+
+def test_hints_arrive_as_a_stream_of_the_senders_cgroup(listener, node, path, monkeypatch):
+    monkeypatch.setenv(hint.SOCKET_VARIABLE, str(path))
+    monkeypatch.setattr(hint, "_channel", hint._Channel())
+    before = now()
+    hint.iteration(1, 4, next_batch_bytes=100, wait_seconds=0.002)
+    hint.iteration(0, 4, wait_seconds=0.003)
+    after = now()
+    hint._channel.close()
+    time.sleep(0.05)
+    sample = listener.read(now())
+    (stream,) = sample.streams
+    assert stream.cgroup_id == node[0]
+    assert stream.stream == f"{os.getpid()}/0"
+    assert (stream.iterations, stream.wait_ns, stream.depth, stream.capacity) == (2, 5_000_000, 0, 4)
+    slack = 2_000_000
+    assert all(before - slack <= event.time_ns <= after + slack for event in stream.recent)  # sent, not read
+    assert listener.read(now()).streams[0].recent == ()
+
+
+def test_waiting_since_is_counted_from_the_send(listener, raw):
+    before = now()
+    raw.send(datagram(hint.WAITING | hint.WAIT_KNOWN, wait_ns=1_000_000_000))
+    (stream,) = listener.read(now()).streams
+    assert abs(stream.waiting_since_ns - (before - 1_000_000_000)) < 50_000_000
+    assert (stream.iterations, stream.depth) == (0, 0)
+
+
+def test_socket_is_open_to_all_and_gone_after_close(listener, path):
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
+    assert list(path.parent.iterdir()) == [path]
+    assert listener.status().state is ProbeState.ATTACHED
+    listener.close()
+    listener.close()
+    assert not path.exists()
+    assert listener.fileno() == -1
+    assert listener.read(now()).streams == ()
+    assert listener.status().state is ProbeState.UNAVAILABLE
+
+
+def test_fileno_tells_of_datagrams(listener, raw):
+    assert select.select([listener], [], [], 0)[0] == []
+    raw.send(datagram())
+    assert select.select([listener], [], [], 0)[0] == [listener]
+
+
+def test_stale_socket_is_replaced(node, path):
+    path.parent.mkdir()
+    stale = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    stale.bind(str(path))
+    stale.close()
+    listener = HintListener(path, node[1], node[2])
+    assert listener.status().state is ProbeState.ATTACHED
+    listener.close()
+
+
+def test_second_agent_stays_without_channel_and_takes_nothing_away(listener, node, path):
+    second = HintListener(path, node[1], node[2])
+    assert second.status().state is ProbeState.UNAVAILABLE
+    assert "another agent" in second.status().why
+    assert str(path) in second.status().why
+    second.close()
+    assert path.exists()
+
+
+def test_other_file_at_the_path_is_left_alone(node, path):
+    path.parent.mkdir()
+    path.write_text("precious")
+    listener = HintListener(path, node[1], node[2])
+    assert "not a socket" in listener.status().why
+    listener.close()
+    assert path.read_text() == "precious"
+
+
+def test_newer_socket_at_the_path_survives_our_close(listener, path):
+    path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as newer:
+        newer.bind(str(path))
+        listener.close()
+        assert path.exists()
+
+
+def test_malformed_costs_a_counter_and_nothing_else(listener, raw):
+    for bad in (b"x", b"", datagram() + b"x", b"PFH2" + datagram()[4:], os.urandom(4000)):
+        raw.send(bad)
+    raw.send(datagram())
+    assert [stream.iterations for stream in listener.read(now()).streams] == [1]
+    assert listener.counters() == {"received": 6, "malformed": 5}
+
+
+def test_flood_is_cut_and_counted(listener, raw, monkeypatch):
+    monkeypatch.setattr(hint_listener, "MAX_DATAGRAMS_PER_SECOND", 20)
+    for _ in range(10):
+        for _ in range(5):
+            raw.send(datagram())
+        (stream,) = listener.read(now()).streams
+    assert 20 <= stream.iterations <= 40  # the test may straddle the start of another second
+    assert listener.counters()["flooded"] == 50 - stream.iterations
+    assert listener.status().lost_events == 50 - stream.iterations
+
+
+def test_streams_of_one_sender_are_bounded(listener, raw):
+    for stream in range(hint_listener.MAX_STREAMS_PER_SENDER + 3):
+        raw.send(datagram(stream=stream))
+        streams = listener.read(now()).streams
+    assert len(streams) == hint_listener.MAX_STREAMS_PER_SENDER
+    assert listener.counters()["too_many_streams"] == 3
+
+
+def test_one_read_takes_a_bounded_number(listener, raw, monkeypatch):
+    monkeypatch.setattr(hint_listener, "MAX_DATAGRAMS_PER_READ", 3)
+    for _ in range(5):
+        raw.send(datagram())
+    assert listener.read(now()).streams[0].iterations == 3
+    assert listener.read(now()).streams[0].iterations == 5
+
+
+def test_unmanaged_sender_is_counted_and_ignored(listener, raw):
+    listener.manage(set())
+    raw.send(datagram())
+    assert listener.read(now()).streams == ()
+    assert listener.counters()["unmanaged"] == 1
+
+
+def test_passed_descriptors_are_not_taken(listener, raw):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    rights = array.array("i", [0, 1, 2])
+    raw.sendmsg([datagram()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    assert listener.read(now()).streams[0].iterations == 1
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1  # the pidfd of the sender
+
+
+def test_iterations_that_found_no_room_are_counted(listener, raw):
+    raw.send(hint.WIRE.pack(b"PFH1", 0, 0, 1, 0, 9, 0, 0))
+    assert listener.read(now()).streams[0].iterations == 10
+    assert listener.status().lost_events == 9
