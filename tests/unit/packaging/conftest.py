@@ -1,0 +1,102 @@
+"""A throw-away copy of this machine's root file system, and the release archive that is installed in it."""
+
+import os
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.unit.packaging.support import PACKAGING, SOURCE, busy_report
+
+# /run and /tmp are empty as after a boot, the source tree is hidden, there is no network, not even a loopback address.
+_ENTER = """
+set -e
+mount -t overlay overlay -o "lowerdir=/,upperdir=$BASE/upper,workdir=$BASE/work" "$BASE/root"
+mount -t proc proc "$BASE/root/proc"
+mount --rbind /sys "$BASE/root/sys"
+mount --rbind /dev "$BASE/root/dev"
+mount -t tmpfs -o mode=0755 tmpfs "$BASE/root/run"
+mount -t tmpfs tmpfs "$BASE/root/tmp"
+mount -t tmpfs tmpfs "$BASE/root$HIDDEN"
+mkdir "$BASE/root/tmp/shared"
+mount --bind "$BASE/shared" "$BASE/root/tmp/shared"
+mount --bind "$BASE/run" "$BASE/root/run"
+exec chroot "$BASE/root" /usr/bin/env -i HOME=/root LANG=C.UTF-8 \
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin /bin/sh -c "$COMMAND"
+"""
+
+
+@dataclass(frozen=True)
+class FreshNode:
+    """Runs commands on an overlay of this machine; what they wrote stays in `upper` until the test ends."""
+
+    base: Path
+
+    def run(self, command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a shell command line on the node, without a network; /tmp/shared is the folder `shared` of the test."""
+        environment = {"PATH": os.environ["PATH"], "BASE": str(self.base), "HIDDEN": str(SOURCE), "COMMAND": command}
+        done = subprocess.run(
+            ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-c", _ENTER],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=300,
+        )
+        assert not check or done.returncode == 0, f"{command!r}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    @property
+    def upper(self) -> Path:
+        """Every file that differs from the machine's own."""
+        return self.base / "upper"
+
+    def leftovers(self) -> list[str]:
+        """Files, links and removed files (whiteouts) that the node has and the machine has not; empty folders in /run too."""
+        changed = [path for path in self.upper.rglob("*") if not path.is_dir() or path.is_symlink()]
+        return sorted(f"/{path.relative_to(self.upper)}" for path in changed) + sorted(
+            f"/run/{path.name}" for path in (self.base / "run").iterdir()
+        )
+
+
+@pytest.fixture
+def fresh_node(tmp_path):
+    """A node that looks like this machine before prefetchd was installed."""
+    if os.geteuid() != 0:
+        pytest.skip("an overlay of the root file system needs root")
+    for name in ("upper", "work", "root", "shared", "run"):
+        (tmp_path / name).mkdir(mode=0o755)
+    node = FreshNode(tmp_path)
+    probe = node.run("true", check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"no overlay of the root file system here: {probe.stderr.strip()}")
+    if Path("/opt/prefetchd").exists():
+        pytest.skip("prefetchd is installed on this machine, so no copy of it is fresh")
+    return node
+
+
+@pytest.fixture(scope="session")
+def release(tmp_path_factory):
+    """The release archive, built once."""
+    folder = tmp_path_factory.mktemp("release")
+    command = [sys.executable, str(PACKAGING / "package.py"), "--output", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Path(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def release_folder(release, tmp_path_factory):
+    """The unpacked release archive."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(release) as archive:
+        archive.extractall(folder, filter="data")
+    return next(folder.iterdir())
+
+
+@pytest.fixture
+def report():
+    """A pass of the loop in which every metric has a value."""
+    return busy_report()
