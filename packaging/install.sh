@@ -1,0 +1,103 @@
+#!/bin/sh
+# Installs prefetchd from an unpacked release archive, without a network: a virtual environment under /opt/prefetchd,
+# the configuration, the systemd unit and the command's link. Run again to upgrade; a configuration that is there stays.
+set -eu
+
+PREFIX=/opt/prefetchd
+CONFIG=/etc/prefetchd
+UNIT=/etc/systemd/system/prefetchd.service
+TMPFILES=/etc/tmpfiles.d/prefetchd.conf
+LINK=/usr/local/bin/prefetchd
+HERE=$(cd "$(dirname "$0")" && pwd)
+
+usage() {
+    cat <<'TEXT'
+usage: install.sh [--with-kube] [--no-start]
+
+  --with-kube   also install what reads pod labels from the Kubernetes API server
+  --no-start    install, but neither enable nor start the service
+
+example: sudo ./install.sh --no-start && sudo prefetchd doctor
+exit status: 0 installed, 1 something is missing or failed (the last line says what), 2 wrong usage
+TEXT
+}
+
+fail() {
+    echo "install.sh: $1" >&2
+    exit "${2:-1}"
+}
+
+check_node() {
+    [ "$(id -u)" = 0 ] || fail "must run as root; use sudo"
+    [ -d "$HERE/wheels" ] || fail "no folder '$HERE/wheels'; run it from an unpacked release archive (make package)"
+    /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "/usr/bin/python3 must be 3.11 or newer"
+    /usr/bin/python3 -c 'from bcc import BPF' 2>/dev/null || fail "BCC is missing; run: apt-get install python3-bpfcc"
+    /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || fail "venv is missing; run: apt-get install python3-venv"
+}
+
+stop_running() {
+    # Files are not swapped under a running agent; ending it releases every limit.
+    if [ -d /run/systemd/system ] && systemctl is-active --quiet prefetchd.service; then
+        systemctl stop prefetchd.service
+    fi
+}
+
+install_program() {
+    extra=$1
+    # An environment of another Python version cannot be upgraded in place.
+    /usr/bin/python3 -m venv --clear --system-site-packages "$PREFIX"
+    "$PREFIX/bin/pip" install --quiet --disable-pip-version-check --no-input --no-index --no-cache-dir \
+        --find-links "$HERE/wheels" --constraint "$HERE/constraints.txt" "prefetchd$extra"
+    install -d -m 0755 "$PREFIX/share"
+    install -m 0755 "$HERE/uninstall.sh" "$PREFIX/share/uninstall.sh"
+    install -m 0644 "$HERE/README.md" "$HERE/runbook.md" "$HERE/prefetchd.toml" "$PREFIX/share/"
+    ln -sfn "$PREFIX/bin/prefetchd" "$LINK"
+}
+
+install_files() {
+    install -d -m 0755 "$CONFIG" "$(dirname "$UNIT")" "$(dirname "$TMPFILES")"
+    if [ ! -e "$CONFIG/prefetchd.toml" ]; then
+        install -m 0644 "$HERE/prefetchd.toml" "$CONFIG/prefetchd.toml"
+    fi
+    install -m 0644 "$HERE/systemd/prefetchd.service" "$UNIT"
+    install -m 0644 "$HERE/systemd/prefetchd.tmpfiles" "$TMPFILES"
+    if command -v systemd-tmpfiles >/dev/null; then
+        systemd-tmpfiles --create "$TMPFILES"
+    else
+        install -d -m 0755 /run/prefetchd
+    fi
+}
+
+start_service() {
+    command -v systemctl >/dev/null || fail "installed, but there is no systemd to start it; run: prefetchd run"
+    systemctl enable --quiet prefetchd.service
+    if [ -d /run/systemd/system ]; then
+        systemctl daemon-reload
+        systemctl restart prefetchd.service
+        echo "prefetchd runs; next: prefetchd doctor, then curl http://127.0.0.1:9753/metrics"
+    else
+        echo "prefetchd is installed and starts at the next boot (systemd is not running here)"
+    fi
+}
+
+extra=
+start=yes
+while [ $# -gt 0 ]; do
+    case $1 in
+    --with-kube) extra='[kube]' ;;
+    --no-start) start=no ;;
+    -h | --help) usage && exit 0 ;;
+    *) usage >&2 && fail "unknown option '$1'; see above" 2 ;;
+    esac
+    shift
+done
+
+check_node
+stop_running
+install_program "$extra"
+install_files
+if [ "$start" = yes ]; then
+    start_service
+else
+    echo "prefetchd is installed, not started; next: prefetchd doctor, then systemctl enable --now prefetchd"
+fi
