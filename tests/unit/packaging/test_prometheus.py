@@ -28,7 +28,7 @@ def alerts():
     ids=lambda command: " ".join(command[:2]),
 )
 def test_promtool_accepts(command):
-    done = subprocess.run(["promtool", *command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["promtool", *command], check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
