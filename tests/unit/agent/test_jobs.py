@@ -1,0 +1,70 @@
+"""Which cgroups become jobs: first rule wins, outermost cgroup wins, the node's own cgroups never."""
+
+from agent.config import parse
+from agent.jobs import CLASS_ANNOTATION, WEIGHT_ANNOTATION, PodInfo, select_jobs
+from cgroup.tree import Cgroup
+
+POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0a1b2c3d_0000_1111_2222_333344445555.slice"
+UID = "0a1b2c3d-0000-1111-2222-333344445555"
+CONFIG = parse("""
+[[jobs]]
+cgroup = "/train.slice/*"
+weight = 300
+[[jobs]]
+cgroup = "/kubepods.slice/**/kubepods-*pod*.slice"
+label = "prefetchd.io/training=true"
+[[best_effort]]
+cgroup = "/batch.slice/**"
+[[best_effort]]
+cgroup = "/kubepods.slice/**/kubepods-*pod*.slice"
+""")
+
+
+def select(*paths, pods=None, config=CONFIG):
+    tree = [Cgroup(100 + index, path) for index, path in enumerate(paths)]
+    return select_jobs(tree, config, (pods or {}).get)
+
+
+def test_training_and_best_effort():
+    jobs = select("/", "/train.slice", "/train.slice/a", "/batch.slice/x", "/other.slice/a")
+    assert {(job.id, job.name, job.training, job.weight) for job in jobs} == {
+        (102, "a", True, 300.0),
+        (103, "x", False, 100.0),
+    }
+
+
+def test_what_lies_below_a_job_belongs_to_it():
+    assert [job.path for job in select("/batch.slice/x/y", "/batch.slice/x", "/train.slice/a/worker")] == [
+        "/batch.slice/x"
+    ]
+
+
+def test_pod_without_known_labels_is_best_effort_by_the_later_rule():
+    (job,) = select(POD)
+    assert (job.name, job.training) == (UID, False)
+
+
+def test_pod_with_label_is_training_and_named():
+    (job,) = select(POD, pods={UID: PodInfo("bert-0", "ml", {"prefetchd.io/training": "true"})})
+    assert (job.name, job.namespace, job.pod, job.training) == ("bert-0", "ml", "bert-0", True)
+
+
+def test_annotations_set_class_and_weight(caplog):
+    labels = {"prefetchd.io/training": "true"}
+    pod = PodInfo("a", "b", labels, {CLASS_ANNOTATION: "best-effort", WEIGHT_ANNOTATION: "250"})
+    (job,) = select(POD, pods={UID: pod})
+    assert (job.training, job.weight) == (False, 250.0)
+    (job,) = select(POD, pods={UID: PodInfo("a", "b", labels, {WEIGHT_ANNOTATION: "heavy"})})
+    assert job.weight == 100.0
+    assert "'heavy'" in caplog.text
+
+
+def test_protected_cgroups_are_never_taken():
+    config = parse('[[best_effort]]\ncgroup = "/**"')
+    paths = [job.path for job in select("/", "/system.slice", "/kubepods.slice", "/mine", config=config)]
+    assert paths == ["/mine"]
+
+
+def test_equal_names_are_told_apart():
+    config = parse('[[jobs]]\ncgroup = "/*/job"')
+    assert [job.name for job in select("/a/job", "/b/job", "/c/job", config=config)] == ["job", "job-2", "job-3"]
