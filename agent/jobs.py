@@ -40,7 +40,7 @@ PodLookup = Callable[[str], PodInfo | None]
 def no_pods(uid: str) -> PodInfo | None:
     """The look-up of a node without Kubernetes."""
     del uid
-    return None  # noqa: RET501, PLR1711 - the type says so
+    return None
 
 
 def select_jobs(cgroups: Iterable[Cgroup], config: Config, pods: PodLookup = no_pods) -> tuple[Job, ...]:
