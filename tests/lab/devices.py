@@ -68,7 +68,7 @@ class Hdd:
     def qemu_options(self, work: Path) -> Sequence[str]:
         drive = f"file=nbd:unix:{self._socket(work)},if=none,id={self.name},format=raw,cache=none"
         disk = f"scsi-hd,bus=scsi-{self.name}.0,drive={self.name},serial={self.name},rotation_rate=7200"
-        return ("-device", f"virtio-scsi-pci,id=scsi-{self.name}", "-drive", drive, "-device", disk)
+        return ("-device", f"virtio-scsi-pci,id=scsi-{self.name},num_queues=1", "-drive", drive, "-device", disk)
 
     def _socket(self, work: Path) -> Path:
         return work / f"{self.name}.sock"

@@ -26,6 +26,10 @@ KVM_TRIAL_SECONDS = 20.0
 
 _POLL_SECONDS = 0.1
 _OVERLAYS = ("/etc", "/lib", "/home", "/opt", "/srv", "/usr", "/var", "/tmp")
+_ROOT_SHARE = (
+    *("-fsdev", "local,id=lab-root,path=/,security_model=none,readonly=on,multidevs=remap"),
+    *("-device", "virtio-9p-pci,fsdev=lab-root,mount_tag=lab-root"),
+)
 
 # The host's /lib/modules stays as it is: only this namespace sees the unpacked kernel's modules there.
 _NAMESPACE_SCRIPT = """set -eu
@@ -224,7 +228,8 @@ class _Boot:
         control = self.work / "control"
         control.mkdir(parents=True)
         began = time.monotonic()
-        entry = shlex.join(["bash", str(Path(__file__).with_name("guest_entry.sh")), str(control)])
+        script = Path(__file__).with_name("guest_entry.sh")
+        entry = shlex.join(["bash", str(script), str(control), str(self.out_dir), str(PROJECT)])
         argv = self.command_line(["--script-sh", f"exec {entry}", "--show-boot-console"], (control, self.out_dir))
         console = self.work / "console.log"
         guest = Guest(
@@ -264,9 +269,8 @@ class _Boot:
         argv += ["--disable-kvm"] if self.accelerator == "tcg" else []
         argv += [f"--overlay-rwdir={folder}" for folder in _OVERLAYS if Path(folder).is_dir()]
         argv += [f"--rwdir={folder}" for folder in writable]
-        for device in self.lab.devices:
-            argv += [f"--qemu-opt={option}" for option in device.qemu_options(self.work)]
-        return [*argv, *mode]
+        options = [option for device in self.lab.devices for option in device.qemu_options(self.work)]
+        return [*argv, *(f"--qemu-opt={option}" for option in (*_ROOT_SHARE, *options)), *mode]
 
     def _server_lines(self) -> str:
         lines = ""
