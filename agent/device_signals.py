@@ -1,0 +1,243 @@
+"""What one job's storage did between two samples, per block device and per remote mount or endpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, sqrt
+from typing import NamedTuple
+
+from agent.job_sample import IoCounts, JobSample, SignalSettings
+from agent.reference import Reference, learn
+from agent.smoothing import gain
+from agent.types import DeviceSignals, Medium
+from bpf.samples import BlockCounters, NfsCounters, ObjectCounters
+
+NS = 1e-9
+
+THROTTLED_RATIO = 0.05
+"""Above this share of time in blk-throttle an interval does not count for the variation: its squares include it."""
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one device did for the job since the last sample (bytes, requests, seconds); mutable only while summed.
+
+    `latency` and `squares` (s, s²) are those of reads, throttle wait included; `throttle`, `queue` (None: this tier
+    cannot tell) of reads; `total` and `total_throttle` of reads and writes.
+    """
+
+    rbytes: float = 0.0
+    wbytes: float = 0.0
+    reads: float = 0.0
+    writes: float = 0.0
+    latency: float = 0.0
+    squares: float = 0.0
+    throttle: float | None = None
+    queue: float | None = None
+    total: float = 0.0
+    total_throttle: float | None = None
+    in_flight: int = 0
+    remote: bool = False
+
+
+class DeviceState(NamedTuple):
+    """One device so far: smoothed rates (per second), decayed sums over the last requests (seconds, s²), reference."""
+
+    rates: tuple[float, float, float, float] | None = None
+    reads: float = 0.0
+    latency: float = 0.0
+    steady_reads: float = 0.0
+    steady_latency: float = 0.0
+    steady_squares: float = 0.0
+    requests: float = 0.0
+    total: float = 0.0
+    throttle: float | None = None
+    queue: float | None = None
+    silent_seconds: float = 0.0
+    bytes: float = 0.0
+    reference: Reference | None = None
+
+
+def _grown(new: int, old: int) -> int:
+    """Growth of a counter; one that fell was reset and counts from zero."""
+    return new - old if new >= old else new
+
+
+def _added(total: float | None, new: int | None, old: int | None) -> float | None:
+    """A sum in seconds with the growth of an optional counter in ns added; unknown stays unknown."""
+    if new is None:
+        return total
+    return (total or 0.0) + _grown(new, old or 0) * NS
+
+
+_NO_BLOCK = BlockCounters(0, 0, 0, 0, 0, ())
+_NO_NFS = NfsCounters(0, 0, 0, 0, 0, 0, ())
+_NO_OBJECT = ObjectCounters(0, 0, 0, 0, 0, 0, ())
+_NO_IO = IoCounts(0, 0, 0, 0)
+
+
+def deltas(previous: JobSample, current: JobSample) -> dict[str, Delta]:
+    """What each device did between two samples; io.stat counts only where the block probe has nothing of a device."""
+    result: dict[str, Delta] = {}
+    for key, counters in current.blocks.items():
+        delta = result.get(key.device)
+        if delta is None:
+            delta = result[key.device] = Delta()
+        _add_block(delta, key.op == "read", counters, previous.blocks.get(key, _NO_BLOCK))
+    for device, counts in current.io_stat.items():
+        if device not in result:
+            old = previous.io_stat.get(device, _NO_IO)
+            rbytes, wbytes, reads, writes = (float(_grown(*pair)) for pair in zip(counts, old, strict=True))
+            result[device] = Delta(rbytes, wbytes, reads, writes)
+    for nfs_key, nfs in current.nfs.items():
+        remote = result.setdefault(nfs_key.mount, Delta(remote=True))
+        _add_nfs(remote, nfs_key.op == "read", nfs, previous.nfs.get(nfs_key, _NO_NFS))
+    for object_key, objects in current.objects.items():
+        remote = result.setdefault(object_key.endpoint, Delta(remote=True))
+        _add_object(remote, objects, previous.objects.get(object_key, _NO_OBJECT))
+    return result
+
+
+def _add_block(delta: Delta, read: bool, new: BlockCounters, old: BlockCounters) -> None:
+    if new.requests < old.requests:
+        old = _NO_BLOCK
+    requests, latency = new.requests - old.requests, _grown(new.latency_ns, old.latency_ns) * NS
+    delta.in_flight += new.in_flight
+    delta.total += latency
+    delta.total_throttle = _added(delta.total_throttle, new.throttle_ns, old.throttle_ns)
+    if not read:
+        delta.wbytes += new.bytes - old.bytes
+        delta.writes += requests
+        return
+    delta.rbytes += new.bytes - old.bytes
+    delta.reads += requests
+    delta.latency += latency
+    delta.squares += _grown(new.latency_us_squared, old.latency_us_squared) * 1e-12
+    delta.throttle = _added(delta.throttle, new.throttle_ns, old.throttle_ns)
+    delta.queue = _added(delta.queue, new.queue_ns, old.queue_ns)
+
+
+def _add_nfs(delta: Delta, read: bool, new: NfsCounters, old: NfsCounters) -> None:
+    requests, size = _grown(new.requests, old.requests), _grown(new.bytes or 0, old.bytes or 0)
+    delta.total += _grown(new.total_ns, old.total_ns) * NS
+    if not read:
+        delta.wbytes += size
+        delta.writes += requests
+        return
+    delta.rbytes += size
+    delta.reads += requests
+    delta.latency += _grown(new.total_ns, old.total_ns) * NS
+    delta.squares += _grown(new.total_us_squared, old.total_us_squared) * 1e-12
+    delta.queue = _added(delta.queue, new.backlog_ns, old.backlog_ns)
+
+
+def _add_object(delta: Delta, new: ObjectCounters, old: ObjectCounters) -> None:
+    delta.rbytes += _grown(new.bytes, old.bytes)
+    delta.reads += _grown(new.requests, old.requests)
+    delta.latency += _grown(new.last_byte_ns, old.last_byte_ns) * NS
+    delta.total += _grown(new.last_byte_ns, old.last_byte_ns) * NS
+    delta.squares += _grown(new.last_byte_us_squared, old.last_byte_us_squared) * 1e-12
+    delta.queue = _added(delta.queue, new.first_byte_ns, old.first_byte_ns)
+    delta.in_flight += new.open_connections
+
+
+class Pace(NamedTuple):
+    """What is common to all devices of a job in one step."""
+
+    dt: float
+    rate_gain: float
+    access_decay: float
+    may_rise: bool
+
+
+def pace(dt: float, may_rise: bool, settings: SignalSettings) -> Pace:
+    """The smoothing weights of a step of `dt` seconds."""
+    return Pace(dt, gain(dt, settings.smoothing_seconds), 1.0 - gain(dt, settings.access_seconds), may_rise)
+
+
+_NOTHING = Delta()
+
+
+def advance(old: DeviceState, delta: Delta | None, normal: float, step: Pace, settings: SignalSettings) -> DeviceState:
+    """One device after `step.dt` > 0 seconds in which `delta` happened (None: nothing).
+
+    Sums decay with exp(-n / latency_requests) for n new requests, but not faster than with the smoothing time: the
+    mean is that of the last N requests (paper, section 3) or of the last moments where requests come in thousands.
+    """
+    change, dt = delta or _NOTHING, step.dt
+    now = (change.rbytes / dt, change.wbytes / dt, change.reads / dt, change.writes / dt)
+    if old.rates is None:
+        rates = now
+    else:
+        g, (a, b, c, d) = step.rate_gain, old.rates
+        rates = (a + g * (now[0] - a), b + g * (now[1] - b), c + g * (now[2] - c), d + g * (now[3] - d))
+    moved = old.bytes * step.access_decay + change.rbytes + change.wbytes
+    requests = change.reads + change.writes
+    if requests <= 0.0:
+        return old._replace(rates=rates, bytes=moved, silent_seconds=old.silent_seconds + dt)
+    keep = exp(-min(requests / settings.latency_requests, dt / settings.smoothing_seconds))
+    net = max(0.0, change.latency - (change.throttle or 0.0))
+    reads, latency = old.reads * keep + change.reads, old.latency * keep + net
+    s_reads, s_latency, s_squares = old.steady_reads, old.steady_latency, old.steady_squares
+    if (change.throttle or 0.0) <= THROTTLED_RATIO * change.latency:
+        s_reads = s_reads * keep + change.reads
+        s_latency = s_latency * keep + change.latency
+        s_squares = s_squares * keep + change.squares
+    reference = old.reference
+    if change.reads > 0.0 and change.latency > 0.0:
+        reference = learn(reference, latency / reads, normal, dt, step.may_rise)
+    return DeviceState(
+        rates,
+        reads,
+        latency,
+        s_reads,
+        s_latency,
+        s_squares,
+        old.requests * keep + requests,
+        old.total * keep + change.total,
+        _decayed(old.throttle, keep, change.total_throttle),
+        _decayed(old.queue, keep, change.queue),
+        0.0,
+        moved,
+        reference,
+    )
+
+
+def _decayed(old: float | None, keep: float, added: float | None) -> float | None:
+    if added is None:
+        return None if old is None else old * keep
+    return (old or 0.0) * keep + added
+
+
+def view(
+    device: str, medium: Medium, state: DeviceState, in_flight: int, *, all_bytes: float, stale_seconds: float
+) -> DeviceSignals:
+    """The state as the rest of the agent reads it; latency after a long silence is unknown."""
+    rates = state.rates or (0.0, 0.0, 0.0, 0.0)
+    known = state.reads > 0.0 and state.latency > 0.0 and state.silent_seconds < stale_seconds
+    latency = state.latency / state.reads if known else None
+    throttle = state.throttle if state.silent_seconds < stale_seconds else None
+    return DeviceSignals(
+        device,
+        medium,
+        rates[0],
+        rates[1],
+        rates[2],
+        rates[3],
+        latency,
+        _variation(state) if known else None,
+        None if state.reference is None else state.reference.seconds,
+        None if throttle is None or state.total <= 0.0 else min(1.0, throttle / state.total),
+        None if throttle is None or state.requests <= 0.0 else throttle / state.requests,
+        None if state.queue is None or not known else min(1.0, state.queue / max(state.latency, 1e-12)),
+        in_flight,
+        state.bytes / all_bytes if all_bytes > 0.0 else 0.0,
+    )
+
+
+def _variation(state: DeviceState) -> float | None:
+    """Standard deviation over mean of the latency of the last unthrottled reads; None below two of them."""
+    if state.steady_reads < 2.0 or state.steady_latency <= 0.0:
+        return None
+    mean = state.steady_latency / state.steady_reads
+    return sqrt(max(0.0, state.steady_squares / state.steady_reads - mean * mean)) / mean
