@@ -1,0 +1,279 @@
+"""The block probe: every bio of the managed cgroups, from submission to completion, with the program of block.c.
+
+Ladder: fentry, then kprobe (both see submit_bio, so the wait in blk-throttle is known), then tracepoints only, where a
+bio first shows after blk-throttle and that wait is unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bpf.btf import BtfError
+from bpf.decode import BLOCK_CONTROL, BLOCK_SLOT, Records, decode_block_slots, device_number
+from bpf.loader import Loader, ProbeError, Program
+from bpf.samples import ProbeState, ProbeStatus, Sample
+
+SOURCE = Path(__file__).with_name("block.c")
+
+UNATTRIBUTED = 0
+"""Cgroup id of writes that a kernel thread submits for an owner that this kernel cannot tell."""
+
+TIERS = ("fentry", "kprobe", "tracepoint")
+
+_STALE_NS = 120_000_000_000
+_SWEEP_FILL = 0.5
+_HEAD_FIELDS = {
+    "OFF_BIO_BDEV": "bio.bi_bdev",
+    "OFF_BIO_OPF": "bio.bi_opf",
+    "OFF_BIO_FLAGS": "bio.bi_flags",
+    "OFF_BIO_SIZE": "bio.bi_iter.bi_size",
+}
+_FIELDS = {
+    "OFF_BIO_NEXT": "bio.bi_next",
+    "OFF_BIO_PRIVATE": "bio.bi_private",
+    "OFF_BDEV_DISK": "block_device.bd_disk",
+    "OFF_BDEV_DEV": "block_device.bd_dev",
+    "OFF_DISK_MAJOR": "gendisk.major",
+    "OFF_DISK_FIRST_MINOR": "gendisk.first_minor",
+    "OFF_RQ_BIO": "request.bio",
+    "OFF_TASK_FLAGS": "task_struct.flags",
+}
+_BLKCG_FIELDS = {
+    "OFF_BIO_BLKG": "bio.bi_blkg",
+    "OFF_BLKG_BLKCG": "blkcg_gq.blkcg",
+    "OFF_BLKCG_CGROUP": "blkcg.css.cgroup",
+    "OFF_CGROUP_ROOT": "cgroup.root",
+    "OFF_CGROUP_KN": "cgroup.kn",
+    "OFF_CGROUP_LEVEL": "cgroup.level",
+    "OFF_ROOT_HIERARCHY": "cgroup_root.hierarchy_id",
+    "OFF_KN_ID": "kernfs_node.id",
+}
+_ARGUMENTS = {
+    "ARG_BIO_QUEUE_BIO": ("block_bio_queue", "bio"),
+    "ARG_RQ_ISSUE_RQ": ("block_rq_issue", "request"),
+    "ARG_RQ_COMPLETE_RQ": ("block_rq_complete", "request"),
+    "ARG_SPLIT_BIO": ("block_split", "bio"),
+    "ARG_BIO_COMPLETE_BIO": ("block_bio_complete", "bio"),
+}
+_ENUMERATORS = ("BIO_CLONED", "REQ_OP_READ", "REQ_OP_WRITE", "REQ_OP_ZONE_APPEND")
+
+
+class Limits(NamedTuple):
+    """Sizes of the kernel's maps; what does not fit is counted as lost."""
+
+    slots: int = 8192
+    cgroups: int = 4096
+    devices: int = 256
+    resolved: int = 32768
+    in_flight: int = 32768
+    depth: int = 16
+    bios_per_request: int = 128
+
+
+class BlockProbe:
+    """Block-layer counters per (cgroup, whole device, read or write).
+
+    With `devices` (`maj:min` each) only those are counted, wherever in a stack they are; without, each IO counts once,
+    on the device that it was submitted to. `tiers` narrows the ladder (tests, benchmarks). A kernel on which no tier
+    works gives a probe that is `unavailable` and reads nothing; the constructor does not raise.
+    """
+
+    name = "block"
+
+    def __init__(
+        self,
+        loader: Loader,
+        *,
+        devices: Collection[str] | None = None,
+        tiers: Collection[str] = TIERS,
+        limits: Limits = Limits(),  # noqa: B008  # immutable
+    ) -> None:
+        self._limits = limits
+        self._managed: frozenset[int] = frozenset()
+        self._program: Program | None = None
+        self._slots: Records = np.zeros(0, BLOCK_SLOT)
+        self._control: Records = np.zeros(1, BLOCK_CONTROL)
+        self._tier = ""
+        self._refusals: list[str] = []
+        try:
+            program = loader.load(SOURCE, self._macros(loader))
+            self._program = program
+            self._map_memory(program, devices)
+            self._climb(program, tiers)
+        except (ProbeError, BtfError) as error:
+            self._refusals.append(str(error))
+            self.close()
+
+    def _macros(self, loader: Loader) -> Mapping[str, int]:
+        btf = loader.btf
+        macros = btf.offsets(_HEAD_FIELDS | _FIELDS)
+        head = list(_HEAD_FIELDS.values())
+        with contextlib.suppress(BtfError):  # without CONFIG_BLK_CGROUP bios have no owner of their own
+            ancestors = "OFF_CGROUP_ANCESTORS", "cgroup.ancestors"
+            if not btf.has("cgroup.ancestors"):
+                ancestors = "OFF_CGROUP_ANCESTOR_IDS", "cgroup.ancestor_ids"
+            macros |= btf.offsets(_BLKCG_FIELDS | dict([ancestors]))
+            head.append("bio.bi_blkg")
+        macros |= {name: btf.tracepoint_argument(*asked) for name, asked in _ARGUMENTS.items()}
+        macros |= {name: btf.enumerator(name) for name in _ENUMERATORS}
+        limits = self._limits
+        return macros | {
+            "BIO_HEAD_BYTES": -(-max(btf.offset(path) + btf.size(path) for path in head) // 8) * 8,
+            "MAX_SLOTS": limits.slots,
+            "MAX_CGROUPS": limits.cgroups,
+            "MAX_DEVICES": limits.devices,
+            "MAX_RESOLVED": limits.resolved,
+            "MAX_IN_FLIGHT": limits.in_flight,
+            "MAX_DEPTH": limits.depth,
+            "MAX_BIOS": limits.bios_per_request,
+        }
+
+    def _map_memory(self, program: Program, devices: Collection[str] | None) -> None:
+        slots = self._limits.slots
+        self._slots = np.frombuffer(program.view("slots", slots * BLOCK_SLOT.itemsize), BLOCK_SLOT, slots)
+        self._control = np.frombuffer(program.view("control", BLOCK_CONTROL.itemsize), BLOCK_CONTROL, 1)
+        free = program.map("free_slots")
+        for slot in range(slots):
+            free.push(free.Leaf(slot))
+        self._control["generation"] = 1
+        if devices is not None:
+            table = program.map("devices")
+            for device in devices:
+                table[table.Key(device_number(device))] = table.Leaf(1)
+            self._control["only_listed"] = 1
+
+    def _climb(self, program: Program, tiers: Collection[str]) -> None:
+        """Attach the best tier that this kernel takes; ends come before starts, so that no start is left open."""
+        ladder: dict[str, Callable[[Program], None]] = {
+            "fentry": _attach_fentry,
+            "kprobe": _attach_kprobe,
+            "tracepoint": _attach_tracepoints,
+        }
+        for tier in (name for name in TIERS if name in tiers):
+            try:
+                program.attach_raw_tracepoint("block_rq_issue", "raw_request_issued")
+                program.attach_raw_tracepoint("block_split", "raw_split")
+                ladder[tier](program)
+            except ProbeError as error:
+                self._refusals.append(str(error))
+                program.detach_all()
+            else:
+                self._tier = tier
+                return
+        raise ProbeError(f"no tier of {', '.join(tiers)} works here")
+
+    def status(self) -> ProbeStatus:
+        """Attached where blk-throttle's wait is seen, degraded where only tracepoints are."""
+        why = "; ".join(self._refusals)
+        if not self._tier:
+            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, why)
+        lost = int(sum(self._control[name][0] for name in ("lost_in_flight", "lost_slots", "lost_walks")))
+        state = ProbeState.ATTACHED
+        if self._tier == "tracepoint":
+            state, why = ProbeState.DEGRADED, f"the wait in blk-throttle is unknown: {why or 'asked for'}"
+        else:
+            why = ""
+        return ProbeStatus(self.name, state, why, self._tier, lost, self._fill_ratio())
+
+    def _fill_ratio(self) -> float:
+        """How full the fullest of the bounded maps is."""
+        limits = self._limits
+        return max(
+            int(np.count_nonzero(self._slots["live"])) / limits.slots,
+            self._open_records() / limits.in_flight,
+            len(self._managed) / limits.cgroups,
+        )
+
+    def _open_records(self) -> int:
+        slots = self._slots
+        closed = int(slots["requests"].sum()) + int(slots["abandoned"].sum())
+        return max(0, int(slots["started"].sum()) - closed)
+
+    def manage(self, cgroup_ids: Collection[int]) -> None:
+        """Count these cgroups and what is below them, and no others; counters of the others are dropped."""
+        wanted = frozenset(cgroup_ids)
+        if self._program is None or wanted == self._managed:
+            return
+        table = self._program.map("managed")
+        for cgroup in self._managed - wanted:
+            with contextlib.suppress(KeyError):
+                del table[table.Key(cgroup)]
+        for cgroup in wanted - self._managed:
+            table[table.Key(cgroup)] = table.Leaf(1)
+        self._managed = wanted
+        self._control["generation"] += 1
+        self._recycle()
+
+    def _recycle(self) -> None:
+        """Give the slots of cgroups no longer managed back to the kernel.
+
+        The epoch moves first, so that requests still in flight no longer touch a slot.
+        """
+        live = np.nonzero(self._slots["live"])[0]
+        owners = self._slots["cgroup"][live].tolist()
+        for slot, owner in zip(live.tolist(), owners, strict=True):
+            if owner not in self._managed and owner != UNATTRIBUTED:
+                self._free(slot)
+
+    def _free(self, slot: int) -> None:
+        assert self._program is not None  # noqa: S101  # manage() returned otherwise
+        entry, keys = self._slots[slot], self._program.map("slot_of")
+        key = keys.Key(int(entry["cgroup"]), int(entry["device"]), int(entry["op"]))
+        with contextlib.suppress(KeyError):
+            del keys[key]
+        epoch = (int(entry["epoch"]) + 1) & 0xFFFFFFFF
+        self._slots[slot] = np.zeros((), BLOCK_SLOT)
+        self._slots["epoch"][slot] = epoch
+        free = self._program.map("free_slots")
+        free.push(free.Leaf(slot))
+
+    def read(self, now_ns: int) -> Sample:
+        """The counters of the managed cgroups, and of UNATTRIBUTED, as they stand; no system call."""
+        if not self._tier:
+            return Sample(now_ns)
+        if self._open_records() > _SWEEP_FILL * self._limits.in_flight:
+            self._sweep(now_ns)
+        blocks = decode_block_slots(self._slots, splits=True, throttle=self._tier != "tracepoint")
+        return Sample(now_ns, blocks=blocks)
+
+    def _sweep(self, now_ns: int) -> None:
+        """Drop records whose end was missed; only once half of the map is in use."""
+        assert self._program is not None  # noqa: S101  # a tier is attached
+        records = self._program.map("in_flight")
+        for bio, record in records.items():
+            if record.submitted < now_ns - _STALE_NS and not record.parent:
+                with contextlib.suppress(KeyError):
+                    del records[bio]
+                    self._slots["abandoned"][record.slot] += 1
+                    self._control["lost_in_flight"] += 1
+
+    def close(self) -> None:
+        """Detach and free."""
+        self._slots, self._control = np.zeros(0, BLOCK_SLOT), self._control.copy()
+        self._tier = ""
+        if self._program is not None:
+            self._program.close()
+            self._program = None
+
+
+def _attach_fentry(program: Program) -> None:
+    program.attach_fentry("bio_endio")
+    program.attach_raw_tracepoint("block_bio_queue", "raw_bio_queued")
+    program.attach_fentry("submit_bio")
+
+
+def _attach_kprobe(program: Program) -> None:
+    program.attach_kprobe("bio_endio", "kprobe_bio_endio")
+    program.attach_raw_tracepoint("block_bio_queue", "raw_bio_queued")
+    program.attach_kprobe("submit_bio", "kprobe_submit_bio")
+
+
+def _attach_tracepoints(program: Program) -> None:
+    program.attach_raw_tracepoint("block_rq_complete", "raw_request_completed")
+    program.attach_raw_tracepoint("block_bio_complete", "raw_bio_completed")
+    program.attach_raw_tracepoint("block_bio_queue", "raw_bio_started")
