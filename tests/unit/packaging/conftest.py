@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,3 +102,9 @@ def release_folder(release, tmp_path_factory):
 def report():
     """A pass of the loop in which every metric has a value."""
     return busy_report()
+
+
+@pytest.fixture(scope="session")
+def project_version():
+    """The version that pyproject.toml says."""
+    return tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]["version"]
