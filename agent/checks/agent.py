@@ -1,0 +1,43 @@
+"""What a running agent says of itself: probes, conflicts, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agent.checks.finding import Finding, note, ok, warning
+
+
+def check(state: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Judge what `/state` says; None means that no agent answers."""
+    if state is None:
+        yield note("agent.answers", "no agent answers; start one with `prefetchd run`")
+        return
+    jobs = len(state.get("jobs", ()))
+    evidence = f"policy {state.get('policy')} in mode {state.get('mode')}, {jobs} training job(s)"
+    yield ok("agent.answers", evidence)
+    for probe in state.get("probes", ()):
+        yield _probe(probe)
+    yield _conflicts(state)
+    for text in state.get("notes", ()):
+        yield note("agent.note", str(text))
+
+
+def _probe(probe: Mapping[str, Any]) -> Finding:
+    name = f"probe.{probe.get('name')}"
+    how = f" ({probe['tier']})" if probe.get("tier") else ""
+    lost = f", {probe['lost']} events lost" if probe.get("lost") else ""
+    if probe.get("state") == "attached":
+        return ok(name, f"attached{how}{lost}")
+    fix = "The checks under kernel.* and remote.* name what is missing."
+    return warning(name, f"{probe.get('state')}{how}: {probe.get('why') or 'no reason given'}{lost}", fix)
+
+
+def _conflicts(state: Mapping[str, Any]) -> Finding:
+    count = int(state.get("conflicts") or 0)
+    if not count:
+        return ok("agent.conflicts", "nobody else changed a limit that the agent had written")
+    fix = (
+        "The log names the files (journalctl -u prefetchd | grep -i foreign); stop the other writer, or its rule here."
+    )
+    return warning("agent.conflicts", f"{count} time(s) somebody else changed a limit that the agent had written", fix)

@@ -1,0 +1,95 @@
+"""Reading the running agent's endpoint: all that `top`, `explain` and `doctor` know of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from agent.errors import PrefetchdError
+
+MAX_STATE_BYTES = 256 * 2**20
+"""A longer answer is not read to its end."""
+
+
+class AgentUnreachable(PrefetchdError):  # noqa: N818 - says what happened
+    """Nobody answers, or not an agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentClient:
+    """Where the agent listens and how to show who we are.
+
+    `url` is `http://ADDR:PORT` or `https://…`. `ca` is a PEM file to trust, `certificate` and `key` are ours,
+    `auth_file` holds one line `user:password`.
+    """
+
+    url: str
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    auth_file: str = ""
+    timeout_seconds: float = 3.0
+
+    def state(self) -> dict[str, Any]:
+        """What `/state` says; raises AgentUnreachable."""
+        body = self.get("/state")
+        try:
+            state = json.loads(body)
+        except ValueError:
+            state = None
+        if not isinstance(state, dict):
+            raise AgentUnreachable(f"{self.url}/state answers something else than prefetchd does; check --address.")
+        return state
+
+    def get(self, path: str) -> bytes:
+        """The body of a GET; raises AgentUnreachable with one sentence."""
+        request = urllib.request.Request(self.url + path, headers=self._headers())  # noqa: S310 - the scheme is checked
+        # An environment's http_proxy is for the world outside; the agent is on this node or named outright.
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._tls())
+        )
+        try:
+            with opener.open(request, timeout=self.timeout_seconds) as answer:
+                return bytes(answer.read(MAX_STATE_BYTES))
+        except urllib.error.HTTPError as error:
+            raise AgentUnreachable(_refused(self.url + path, error)) from None
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise AgentUnreachable(
+                f"No agent answers at {self.url} ({reason}); start it with `prefetchd run`, or give --address."
+            ) from None
+
+    def _headers(self) -> dict[str, str]:
+        if not self.auth_file:
+            return {}
+        try:
+            lines = Path(self.auth_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PrefetchdError(f"Password file {self.auth_file!r} cannot be read ({error}); check --auth.") from None
+        users = [line for line in lines if ":" in line and not line.startswith("#")]
+        if not users:
+            raise PrefetchdError(f"Password file {self.auth_file!r} has no line user:password; add one.")
+        return {"Authorization": "Basic " + base64.b64encode(users[0].encode()).decode()}
+
+    def _tls(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+            if self.certificate:
+                context.load_cert_chain(self.certificate, self.key or None)
+        except (OSError, ssl.SSLError) as error:
+            raise PrefetchdError(f"TLS files cannot be used ({error}); check --ca, --certificate and --key.") from None
+        return context
+
+
+def _refused(url: str, error: urllib.error.HTTPError) -> str:
+    error.close()
+    if error.code == 401:
+        return f"{url} wants a user and password; give --auth FILE with one line user:password."
+    return f"{url} answers {error.code} {error.reason}; check --address."

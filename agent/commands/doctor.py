@@ -1,0 +1,113 @@
+"""`prefetchd doctor`: every precondition as a named check with its result, the evidence and the exact fix."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.checks.bundle import write_bundle
+from agent.checks.finding import Finding, as_json, matters, severity
+from agent.checks.host import this_host
+from agent.checks.run import run_checks
+from agent.client import AgentUnreachable
+from agent.commands import options
+from agent.commands.terminal import colours_wanted, hanging, paint, text_columns
+from agent.config import Mode
+
+EPILOG = """\
+examples:
+  sudo prefetchd doctor
+  prefetchd doctor --mode enforce --json | jq '.checks[] | select(.severity == "error")'
+  sudo prefetchd doctor --bundle /tmp/prefetchd-support.tar.gz
+
+exit status:
+  0  nothing stops the mode (the configuration's, or --mode)
+  2  the configuration cannot be used
+  3  at least one check fails that the mode needs; with --strict, also on warnings
+"""
+MODES: tuple[Mode, ...] = ("observe", "dry-run", "enforce")
+COLOURS = {"error": "bold red", "warning": "yellow", "unknown": "magenta", "note": "cyan", "ok": "green"}
+ORDER = tuple(COLOURS)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = "Check every precondition of this node and name the fix; changes nothing, loads no program."
+    parser.epilog = EPILOG
+    options.add_config(parser)
+    parser.add_argument("--mode", choices=MODES, help="judge for this mode (default: the configuration's)")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--all", action="store_true", help="show what is in order as well")
+    parser.add_argument("--strict", action="store_true", help="warnings count as errors for the exit status")
+    parser.add_argument("--bundle", type=Path, metavar="FILE", help="also write a support archive without secrets")
+    options.add_address(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Check, show, and say by the exit status whether the mode can work."""
+    config = options.load_config(args)
+    mode: Mode = args.mode or config.mode
+    client = options.client(args)
+    try:
+        answer = client.state()
+    except AgentUnreachable:
+        answer = None
+    findings = run_checks(this_host(), config, answer)
+    if args.json:
+        print(json.dumps(document(findings, mode), indent=1))
+    else:
+        show(findings, mode, everything=args.all)
+    if args.bundle:
+        members = write_bundle(args.bundle, findings, mode, config, client if answer is not None else None)
+        print(f"{args.bundle}: {len(members)} files; look through them before you pass it on", file=sys.stderr)
+    return exit_status(findings, mode, strict=args.strict)
+
+
+def document(findings: Sequence[Finding], mode: Mode) -> Mapping[str, Any]:
+    """What `--json` prints: the mode, what it and the others can do, and the checks."""
+    return {
+        "mode": mode,
+        "can": {name: not any(matters(finding, name) for finding in findings) for name in MODES},
+        "checks": as_json(findings, mode),
+    }
+
+
+def exit_status(findings: Sequence[Finding], mode: Mode, *, strict: bool) -> int:
+    """3 where the mode cannot work, else 0."""
+    bad = {"error", "warning"} if strict else {"error"}
+    return 3 if any(severity(finding, mode) in bad for finding in findings) else 0
+
+
+def show(findings: Sequence[Finding], mode: Mode, *, everything: bool) -> None:
+    """Print the worst first, each with its fix, then what that means for this node."""
+    colours, columns = colours_wanted(), text_columns()
+    wide = max((len(finding.name) for finding in findings), default=0)
+    for finding in sorted(findings, key=lambda one: ORDER.index(severity(one, mode))):
+        level = severity(finding, mode)
+        if level == "ok" and not everything:
+            continue
+        prefix = f"{paint(f'{level:7}', COLOURS[level], colours=colours)}  {finding.name:{wide}}  "
+        paragraphs = [finding.evidence, f"fix: {finding.fix}"] if finding.fix else [finding.evidence]
+        print(hanging(prefix, paragraphs, columns, wide + 11))
+    print(summary(findings, mode, everything=everything))
+
+
+def summary(findings: Sequence[Finding], mode: Mode, *, everything: bool) -> str:
+    """`21 checks: 17 ok …` and what this node can do."""
+    levels = [severity(finding, mode) for finding in findings]
+    counts = ", ".join(f"{levels.count(level)} {level}" for level in reversed(ORDER) if level in levels)
+    hidden = "" if everything or "ok" not in levels else " (--all shows what is ok)"
+    return f"{len(findings)} checks: {counts}{hidden}\n{_able(findings)}"
+
+
+def _able(findings: Sequence[Finding]) -> str:
+    """One sentence on what can work here, whatever the mode."""
+    if any(matters(finding, "observe") for finding in findings):
+        return "This node cannot be measured yet: mend the errors first."
+    if any(matters(finding, "enforce") for finding in findings):
+        return "This node can be measured; limits cannot be enforced yet (--mode enforce shows what stops them)."
+    return "This node can be measured, and limits can be enforced."

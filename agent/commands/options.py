@@ -1,0 +1,70 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from agent import config
+from agent.client import AgentClient
+from agent.config import Config
+from agent.errors import UsageError
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Declare `--config FILE`."""
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"configuration file (default: {config.DEFAULT_PATH}, if it exists)"
+    )
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """The configuration named by `--config`, else the usual file, else the defaults; raises ConfigError."""
+    if args.config is not None:
+        return config.load(args.config)
+    return config.load(config.DEFAULT_PATH) if config.DEFAULT_PATH.exists() else Config()
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Declare where the agent answers and how to identify there."""
+    group = parser.add_argument_group("the agent's endpoint")
+    group.add_argument(
+        "--address",
+        metavar="ADDR:PORT|URL",
+        help=f"where the agent answers (default: the configuration's metrics.listen, else {config.DEFAULT_LISTEN})",
+    )
+    group.add_argument("--ca", default="", metavar="FILE", help="PEM file that signs the agent's certificate")
+    group.add_argument("--certificate", default="", metavar="FILE", help="PEM file to identify with")
+    group.add_argument("--key", default="", metavar="FILE", help="PEM file with its key")
+    group.add_argument("--auth", default="", metavar="FILE", help="file with one line user:password")
+
+
+def client(args: argparse.Namespace) -> AgentClient:
+    """The client for `--address`, or for the address of the configuration where it can be read."""
+    return AgentClient(url=_url(args), ca=args.ca, certificate=args.certificate, key=args.key, auth_file=args.auth)
+
+
+def _url(args: argparse.Namespace) -> str:
+    address = args.address
+    secure = bool(args.ca or args.certificate)
+    if address is None:
+        section = _metrics_section(args)
+        address, secure = section.listen, secure or bool(section.certificate)
+    if address.startswith(("http://", "https://")):
+        return str(address).rstrip("/")
+    if "://" in address:
+        raise UsageError(f"Address {address!r} is neither ADDR:PORT nor an http:// or https:// URL; write for example "
+                         f"{config.DEFAULT_LISTEN}.")  # fmt: skip
+    host, port = config.split_address(address)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - "every address" is reached by loopback
+    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _metrics_section(args: argparse.Namespace) -> config.MetricsSection:
+    """Without --config, a file that we may not read (no root) means the default address, not an error."""
+    if getattr(args, "config", None) is not None:
+        return config.load(args.config).metrics
+    try:
+        return config.load(config.DEFAULT_PATH).metrics
+    except config.ConfigError:
+        return config.MetricsSection()

@@ -1,0 +1,492 @@
+"""Doctor's checks over made-up facts and made-up hosts, its exit statuses, and the support archive."""
+
+import fcntl
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.checks import agent as agent_checks
+from agent.checks import cgroups, devices, kernel, pressure, remote, runtime, state
+from agent.checks.bundle import mask, write_bundle
+from agent.checks.finding import Finding, Result, failed, matters, severity, warning
+from agent.checks.host import Host
+from agent.checks.run import run_checks
+from agent.commands import doctor
+from agent.config import BestEffortRule, Config, DeviceRule, EnforcementSection, JobRule, MetricsSection
+from agent.types import Job
+from cgroup.devices import BlockDevice
+from cgroup.hierarchy import Hierarchy
+
+GOOD_KERNEL = kernel.KernelFacts(
+    release="6.1.0-1",
+    bpf=True,
+    jit="1",
+    btf_bytes=5 << 20,
+    headers="the running kernel's own",
+    trace_folder=True,
+    events=frozenset(kernel.TRACEPOINTS),
+    kprobes=True,
+    lockdown="[none] integrity confidentiality",
+)
+GOOD_RUNTIME = runtime.RuntimeFacts(
+    capabilities=(1 << 41) - 1,
+    bcc="/usr/lib/python3/dist-packages/bcc/__init__.py",
+    bcc_is_real=True,
+    libbcc="libbcc.so.0",
+    available_mib=9000.0,
+    clock="tsc",
+    python="3.11.2",
+)
+GOOD_CGROUPS = cgroups.CgroupFacts(
+    Hierarchy("v2", "/sys/fs/cgroup"), rules=1, jobs=(Job(7, "a", "/prefetchd.slice/a", training=True),)
+)
+GOOD_STATE = state.StateFacts(
+    directory="/run/prefetchd",
+    folder="/run",
+    writable=True,
+    free_bytes=1 << 30,
+    holder=None,
+    holder_alive=False,
+    lock_readable=True,
+    kill_switch=None,
+    listen="127.0.0.1:9753",
+    address_taken=False,
+)
+DISK = BlockDevice("259:0", "nvme0n1", "ssd", rotational=False, size_bytes=10**12, kind="disk")
+FULL_RULE = DeviceRule(
+    device="/dev/nvme0n1",
+    read_bytes_per_second=5e9,
+    write_bytes_per_second=2e9,
+    read_requests_per_second=5e5,
+    write_requests_per_second=2e5,
+)
+GOOD_DEVICES = devices.DeviceMap((devices.DeviceFacts(DISK, "none", 0, virtual=False, rule=FULL_RULE),))
+
+
+def named(findings, name):
+    (found,) = [finding for finding in findings if finding.name == name]
+    return found
+
+
+def judge_kernel(**changes):
+    return list(kernel.check(replace(GOOD_KERNEL, **changes)))
+
+
+def judge_cgroups(agent_runs=False, **changes):
+    return list(cgroups.check(replace(GOOD_CGROUPS, **changes), agent_runs=agent_runs))
+
+
+def test_good_facts_give_only_ok():
+    findings = [
+        *kernel.check(GOOD_KERNEL),
+        *runtime.check(GOOD_RUNTIME),
+        *cgroups.check(GOOD_CGROUPS, agent_runs=False),
+        *state.check(GOOD_STATE),
+        *devices.check(GOOD_DEVICES),
+    ]
+    assert [finding for finding in findings if finding.result is not Result.OK] == []
+    assert len({finding.name for finding in findings}) == len(findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "result", "fix"),
+    [
+        ("kernel.bpf", {"bpf": False}, Result.FAILED, "CONFIG_BPF_SYSCALL"),
+        ("kernel.bpf_jit", {"jit": "0"}, Result.WARNING, "sysctl -w net.core.bpf_jit_enable=1"),
+        ("kernel.bpf_jit", {"jit": None}, Result.UNKNOWN, "root"),
+        ("kernel.btf", {"btf_bytes": None}, Result.FAILED, "CONFIG_DEBUG_INFO_BTF=y"),
+        ("kernel.headers", {"headers": None}, Result.FAILED, "apt-get install linux-headers-6.1.0-1"),
+        ("kernel.tracefs", {"events": None}, Result.NOTE, "mount -t tracefs"),
+        ("kernel.tracefs", {"events": None, "trace_folder": False}, Result.FAILED, "CONFIG_FTRACE"),
+        ("kernel.tracepoints", {"events": frozenset()}, Result.FAILED, "CONFIG_TRACEPOINTS"),
+        (
+            "kernel.tracepoints",
+            {"events": frozenset(e for e in kernel.TRACEPOINTS if e.startswith("block/"))},
+            Result.WARNING,
+            "CONFIG_FTRACE_SYSCALLS",
+        ),
+        ("kernel.kprobes", {"kprobes": False}, Result.NOTE, "CONFIG_KPROBES"),
+        ("kernel.lockdown", {"lockdown": "none integrity [confidentiality]"}, Result.FAILED, "lockdown=integrity"),
+        ("kernel.lockdown", {"lockdown": "none [integrity] confidentiality"}, Result.OK, ""),
+        ("kernel.lockdown", {"lockdown": None}, Result.OK, ""),
+    ],
+)
+def test_kernel(name, changes, result, fix):
+    finding = named(judge_kernel(**changes), name)
+    assert finding.result is result
+    assert fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "result", "fix"),
+    [
+        ("runtime.rights", {"capabilities": 0}, Result.FAILED, "sudo prefetchd doctor"),
+        ("runtime.rights", {"capabilities": 1 << 38 | 1 << 39}, Result.NOTE, ""),
+        ("runtime.rights", {"capabilities": 1 << 38 | 1 << 39 | 1 << 1}, Result.OK, ""),
+        ("runtime.bcc", {"bcc": None}, Result.FAILED, "python3-bpfcc"),
+        ("runtime.bcc", {"bcc_is_real": False}, Result.FAILED, "pip uninstall bcc"),
+        ("runtime.bcc", {"libbcc": None}, Result.FAILED, "apt-get install libbpfcc"),
+        ("runtime.memory", {"available_mib": 150.0}, Result.WARNING, "Free memory"),
+        ("runtime.clock", {"clock": "hpet"}, Result.WARNING, "tsc"),
+        ("runtime.clock", {"clock": None}, Result.UNKNOWN, ""),
+    ],
+)
+def test_runtime(name, changes, result, fix):
+    finding = named(runtime.check(replace(GOOD_RUNTIME, **changes)), name)
+    assert finding.result is result
+    assert fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "result", "fix"),
+    [
+        (
+            "cgroup.hierarchy",
+            {"hierarchy": Hierarchy("hybrid", "/u", "the host runs the hybrid hierarchy", "Use v2.")},
+            Result.FAILED,
+            "Use v2.",
+        ),
+        ("cgroup.jobs", {"rules": 0, "jobs": ()}, Result.WARNING, "[[jobs]]"),
+        ("cgroup.jobs", {"idle_rules": ("/x/*",), "jobs": ()}, Result.NOTE, "find /sys/fs/cgroup"),
+        ("cgroup.delegation", {"jobs": ()}, Result.UNKNOWN, ""),
+        (
+            "cgroup.delegation",
+            {"undelegated": {"/prefetchd.slice/a": ("/", "/prefetchd.slice")}},
+            Result.FAILED,
+            "subtree_control; echo +io > /sys/fs/cgroup/prefetchd.slice/cgroup.subtree_control",
+        ),
+        (
+            "cgroup.delegation",
+            {"undelegated": {"/prefetchd.slice/a": ("/",)}, "enabling_allowed": True},
+            Result.NOTE,
+            "",
+        ),
+        ("cgroup.io_max", {"limits": {"/prefetchd.slice/a": "io.max: 8:0 rbps=1"}}, Result.WARNING, "rbps=max"),
+        ("cgroup.io_latency", {"latencies": {"/a": "io.latency: 8:0 target=5"}}, Result.WARNING, "target=0"),
+        ("cgroup.io_weight", {"weights": {"/a": "io.weight: default 500"}}, Result.WARNING, "actuator"),
+        ("cgroup.io_cost", {"cost": frozenset({"8:0"})}, Result.NOTE, "io.cost.qos"),
+    ],
+)
+def test_cgroups(name, changes, result, fix):
+    finding = named(judge_cgroups(**changes), name)
+    assert finding.result is result
+    assert fix in finding.fix
+
+
+def test_limits_of_the_running_agent_are_no_conflict():
+    limits = {"/prefetchd.slice/a": "io.max: 8:0 rbps=1"}
+    assert named(judge_cgroups(agent_runs=True, limits=limits), "cgroup.io_max").result is Result.OK
+
+
+def test_many_jobs_are_counted_not_listed():
+    jobs = tuple(Job(i, f"j{i}", f"/prefetchd.slice/j{i}", training=True) for i in range(40))
+    evidence = named(judge_cgroups(jobs=jobs), "cgroup.jobs").evidence
+    assert evidence.startswith("40 training job(s)")
+    assert "and 37 more" in evidence
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "result"),
+    [
+        ("state.directory", {"writable": False}, Result.UNKNOWN),
+        ("state.directory", {"free_bytes": 1000}, Result.FAILED),
+        ("state.instance", {"lock_readable": False}, Result.UNKNOWN),
+        ("state.instance", {"holder": 42, "holder_alive": True}, Result.NOTE),
+        ("state.instance", {"holder": -1}, Result.NOTE),
+        ("state.address", {"address_taken": True}, Result.FAILED),
+        ("state.address", {"address_taken": True, "holder": 42}, Result.OK),
+        ("state.kill_switch", {"kill_switch": "/run/prefetchd/disable"}, Result.WARNING),
+    ],
+)
+def test_state(name, changes, result):
+    assert named(state.check(replace(GOOD_STATE, **changes)), name).result is result
+
+
+def judge_devices(facts=None, refused=(), **changes):
+    return list(devices.check(devices.DeviceMap((replace(GOOD_DEVICES.devices[0], **changes),), refused)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "result", "fix"),
+    [
+        ("medium", {"virtual": True, "device": replace(DISK, rotational=True)}, Result.WARNING, 'medium = "ssd"'),
+        ("capacity", {"rule": None}, Result.NOTE, "prefetchd calibrate /dev/nvme0n1"),
+        (
+            "capacity",
+            {"rule": DeviceRule(device="nvme0n1", read_bytes_per_second=1e9)},
+            Result.NOTE,
+            "prefetchd calibrate",
+        ),
+        ("wbt", {"wbt_us": 2000}, Result.NOTE, "wbt_lat_usec"),
+        ("scheduler", {"scheduler": "bfq"}, Result.WARNING, "io.bfq.weight"),
+        (
+            "scheduler",
+            {"rule": DeviceRule(device="nvme0n1", read_bytes_per_second=1e9, actuator="io.bfq.weight")},
+            Result.FAILED,
+            "echo bfq",
+        ),
+    ],
+)
+def test_devices(name, changes, result, fix):
+    finding = named(judge_devices(**changes), f"device.nvme0n1.{name}")
+    assert finding.result is result
+    assert fix in finding.fix
+
+
+def test_a_rule_without_a_device_is_named():
+    finding = named(judge_devices(refused=(("/dev/sdz", "'/dev/sdz' is no block device"),)), "device./dev/sdz")
+    assert finding.blocks == "enforcing"
+
+
+def test_no_disk_at_all():
+    assert [one.name for one in devices.check(devices.DeviceMap(()))] == ["device.none"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "result"),
+    [
+        (remote.RemoteFacts((), (), nfs_known=False, events=None), Result.NOTE),
+        (remote.RemoteFacts(("/mnt",), (), nfs_known=True, events=None), Result.UNKNOWN),
+        (remote.RemoteFacts(("/mnt",), (), nfs_known=True, events=frozenset()), Result.FAILED),
+        (remote.RemoteFacts((), (), nfs_known=True, events=frozenset()), Result.WARNING),
+        (remote.RemoteFacts(("/mnt",), (), nfs_known=True, events=frozenset(remote.NFS_EVENTS)), Result.OK),
+    ],
+)
+def test_nfs(facts, result):
+    assert named(remote.check(facts), "remote.nfs").result is result
+
+
+def test_running_agent_speaks_for_its_probes():
+    answer = {
+        "policy": "adaptive",
+        "mode": "observe",
+        "jobs": [{}],
+        "conflicts": 2,
+        "notes": ["blind"],
+        "probes": [
+            {"name": "block", "state": "attached", "tier": "fentry", "why": "", "lost": 3},
+            {"name": "nfs", "state": "unavailable", "tier": "", "why": "no sunrpc", "lost": 0},
+        ],
+    }
+    findings = list(agent_checks.check(answer))
+    assert "3 events lost" in named(findings, "probe.block").evidence
+    assert "no sunrpc" in named(findings, "probe.nfs").evidence
+    assert named(findings, "agent.conflicts").result is Result.WARNING
+    assert named(findings, "agent.note").evidence == "blind"
+    assert [one.result for one in agent_checks.check(None)] == [Result.NOTE]
+
+
+def lay_out(root: Path, files: dict[str, str | bytes]) -> Host:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return Host(root)
+
+
+CGROUP2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+def test_gathering_from_a_made_up_host(tmp_path):
+    host = lay_out(
+        tmp_path,
+        {
+            "proc/self/mountinfo": CGROUP2 + "40 23 0:50 / /mnt/d rw - nfs4 srv:/x rw,vers=4.2\n",
+            "proc/filesystems": "nodev\tsysfs\nnodev\tnfs4\n\text4\n",
+            "proc/config.gz": gzip.compress(b"CONFIG_BPF=y\n# CONFIG_KPROBES is not set\nCONFIG_PSI=y\n"),
+            "proc/pressure/io": "some avg10=1.50 avg60=0.00 avg300=0.00 total=5\n",
+            "proc/sys/kernel/unprivileged_bpf_disabled": "2",
+            "proc/sys/kernel/osrelease": "6.9.9-made-up",
+            "sys/kernel/btf/vmlinux": b"x" * 100,
+            "sys/kernel/tracing/events/block/block_rq_issue/id": "1",
+            "sys/fs/cgroup/cgroup.controllers": "cpu io memory",
+            "sys/fs/cgroup/cgroup.subtree_control": "cpu io",
+            "sys/fs/cgroup/io.cost.qos": "259:0 enable=1 ctrl=auto\n",
+            "sys/fs/cgroup/prefetchd.slice/cgroup.subtree_control": "cpu",
+            "sys/fs/cgroup/prefetchd.slice/a/io.max": "8:0 rbps=1000 wbps=max riops=max wiops=max\n",
+            "sys/fs/cgroup/prefetchd.slice/a/io.weight": "default 100\n",
+        },
+    )
+    config = Config(
+        jobs=(JobRule(cgroup="/prefetchd.slice/*"),), best_effort=(BestEffortRule(cgroup="/batch.slice/*"),)
+    )
+    seen = kernel.gather(host)
+    assert (seen.release, seen.bpf, seen.btf_bytes, seen.kprobes) == ("6.9.9-made-up", True, 100, False)
+    assert seen.events == {"block/block_rq_issue"}
+    assert seen.config == {"CONFIG_BPF": "y", "CONFIG_PSI": "y"}
+    groups = cgroups.gather(host, config)
+    assert groups.hierarchy.problem is None
+    assert [job.path for job in groups.jobs] == ["/prefetchd.slice/a"]
+    assert groups.undelegated == {"/prefetchd.slice/a": ("/prefetchd.slice",)}
+    assert "rbps=1000" in groups.limits["/prefetchd.slice/a"]
+    assert groups.weights == {}
+    assert groups.cost == {"259:0"}
+    assert groups.idle_rules == ("/batch.slice/*",)
+    mounts = remote.gather(host)
+    assert mounts.nfs_mounts == ("/mnt/d",)
+    assert mounts.events == frozenset()
+    assert named(pressure.check(pressure.gather(host)), "host.psi").result is Result.OK
+
+
+def test_host_without_pressure_or_with_an_odd_one(tmp_path):
+    assert named(pressure.check(pressure.gather(Host(tmp_path))), "host.psi").result is Result.NOTE
+    host = lay_out(tmp_path, {"proc/pressure/io": "weird line\n"})
+    assert named(pressure.check(pressure.gather(host)), "host.psi").result is Result.WARNING
+
+
+def test_an_empty_host_is_unknown_not_a_crash(tmp_path):
+    findings = run_checks(Host(tmp_path), Config(), None)
+    assert named(findings, "kernel.bpf").result is Result.FAILED
+    assert any(finding.result is Result.UNKNOWN for finding in findings)
+
+
+def test_the_lock_names_its_holder(tmp_path):
+    lock = tmp_path / "lock"
+    assert state.lock_holder(lock) == (None, True)
+    with lock.open("w") as file:
+        file.write("4711\n")
+        file.flush()
+        assert state.lock_holder(lock) == (None, True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert state.lock_holder(lock) == (4711, True)
+        file.truncate(0)
+        assert state.lock_holder(lock) == (-1, True)
+
+
+def test_state_facts_find_the_nearest_folder(tmp_path):
+    config = Config(
+        enforcement=EnforcementSection(
+            state_directory=str(tmp_path / "not/yet"), kill_switch_file=str(tmp_path / "disable")
+        ),
+        metrics=MetricsSection(listen="127.0.0.1:1"),
+    )
+    (tmp_path / "disable").touch()
+    facts = state.gather(Host(), config)
+    assert facts.folder == str(tmp_path)
+    assert facts.kill_switch == str(tmp_path / "disable")
+    assert not facts.address_taken
+
+
+ENFORCING = failed("a", "x", "y", "enforcing")
+MEASURING = failed("b", "x", "y", "measuring")
+
+
+@pytest.mark.parametrize(
+    ("finding", "mode", "level", "status"),
+    [
+        (ENFORCING, "observe", "warning", 0),
+        (ENFORCING, "dry-run", "warning", 0),
+        (ENFORCING, "enforce", "error", 3),
+        (MEASURING, "observe", "error", 3),
+        (warning("c", "x", "y"), "enforce", "warning", 0),
+        (Finding("d", Result.UNKNOWN, ""), "enforce", "unknown", 0),
+    ],
+)
+def test_severity_depends_on_the_mode(finding, mode, level, status):
+    assert severity(finding, mode) == level
+    assert matters(finding, mode) == (status == 3)
+    assert doctor.exit_status([finding], mode, strict=False) == status
+    strict = 3 if level in ("error", "warning") else 0
+    assert doctor.exit_status([finding], mode, strict=True) == strict
+
+
+def test_text_shows_the_worst_first_and_hides_what_is_ok(capsys):
+    doctor.show([Finding("fine", Result.OK, "good"), ENFORCING, MEASURING], "observe", everything=False)
+    out = capsys.readouterr().out
+    assert out.index("error    b") < out.index("warning  a")
+    assert "fix: y" in out
+    assert "fine" not in out
+    assert "3 checks: 1 ok, 1 warning, 1 error (--all shows what is ok)" in out
+    assert "\033" not in out
+
+
+def run_doctor(*arguments, **keywords):
+    command = [sys.executable, "-m", "agent", "doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **keywords)
+
+
+def test_command_on_this_machine(tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text(f'[enforcement]\nstate_directory = "{tmp_path}"\n[metrics]\nlisten = "127.0.0.1:1"\n')
+    done = run_doctor("--config", str(config), "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == (0 if told["can"]["observe"] else 3), done.stderr
+    assert told["mode"] == "observe"
+    assert {"kernel.btf", "cgroup.hierarchy", "runtime.bcc"} <= {check["check"] for check in told["checks"]}
+    assert all(check["fix"] for check in told["checks"] if check["severity"] in ("error", "warning"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_command_without_root_says_what_it_can(tmp_path):
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", "agent", "doctor",
+         "--json", "--address", "127.0.0.1:1"],
+        capture_output=True, text=True, check=False, timeout=60, env={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    levels = {check["check"]: check["severity"] for check in told["checks"]}
+    assert done.returncode == 3
+    assert levels["runtime.rights"] == "error"
+    assert levels["kernel.btf"] == "ok"
+
+
+def test_broken_configuration_is_one_sentence(tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text("mood = 1\n")
+    done = run_doctor("--config", str(config))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "'mood'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("rw,username=me,password=hunter2,vers=3", "hunter2"),
+        ('{"password": "hunter2", "x": 1}', "hunter2"),
+        ("https://me:hunter2@host/bucket", "hunter2"),
+        ("//me:hunter2@host/share /mnt cifs", "hunter2"),
+        ("Authorization: Bearer hunter2hunter2", "hunter2hunter2"),
+        ("AWS_SECRET_ACCESS_KEY=hunter2", "hunter2"),
+        ("rw,secretfile=/etc/ceph/hunter2", "hunter2"),
+        ("token: 'hunter2'", "hunter2"),
+    ],
+)
+def test_credentials_are_masked(text, secret):
+    assert secret not in mask(text)
+    assert "***" in mask(text)
+
+
+def test_masking_leaves_the_rest():
+    text = "259:0 rbps=1000 /user.slice/user-1000.slice: fine, tokens per second 3"
+    assert mask(text) == text
+
+
+def test_bundle_holds_what_helps_and_nothing_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("API_TOKEN", "planted-in-the-environment")
+    key = tmp_path / "key.pem"
+    key.write_text("planted-in-a-key-file")
+    config = Config(metrics=MetricsSection(listen="127.0.0.1:1", certificate=str(key), key=str(key)))
+    path = tmp_path / "out.tar.gz"
+    members = write_bundle(path, [ENFORCING], "observe", config, None)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(path) as archive:
+        texts = {member.name: archive.extractfile(member).read().decode() for member in archive.getmembers()}
+    assert set(texts) == {f"prefetchd-support/{name}" for name in members}
+    assert {"README.txt", "doctor.json", "config.json", "host/proc/diskstats"} <= set(members)
+    assert not any("planted" in text for text in texts.values())
+    assert json.loads(texts["prefetchd-support/config.json"])["mode"] == "observe"
+
+
+def test_bundle_that_cannot_be_written_is_one_sentence(tmp_path):
+    done = run_doctor("--address", "127.0.0.1:1", "--bundle", str(tmp_path / "missing/x.tar.gz"))
+    assert done.returncode == 1
+    assert "choose another path" in done.stderr
+    assert "Traceback" not in done.stderr
