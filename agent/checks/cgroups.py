@@ -152,7 +152,7 @@ def _delegation(facts: CgroupFacts) -> Finding:
         return unknown("cgroup.delegation", "no job is there whose path could be checked")
     if not facts.undelegated:
         return ok("cgroup.delegation", f"`io` is passed on down to all {len(facts.jobs)} cgroups")
-    ancestors = sorted({path for missing in facts.undelegated.values() for path in missing}, key=lambda p: p.count("/"))
+    ancestors = sorted({path for missing in facts.undelegated.values() for path in missing})
     files = [join(facts.root, path) + "/cgroup.subtree_control" for path in ancestors]
     if facts.enabling_allowed:
         evidence = f"the agent will add `io` to {', '.join(files[:LISTED])} (enable_io_controller is true)"
