@@ -16,9 +16,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 def cache_folder(name: str = "") -> Path:
     """Return (and create) the lab's cache folder, or a folder in it; nothing of it belongs to the host system."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "prefetchd" / "lab" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    given = os.environ.get("PREFETCHD_LAB_CACHE")  # set in the guest, where the home folder is another
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = (Path(given) if given else base / "prefetchd" / "lab") / name
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
     return folder
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from agent.simulate.scenario import Scenario
 from tests.lab.cache import cache_folder
 
 MIB = 1 << 20
@@ -72,6 +73,18 @@ class Hdd:
 
     def _socket(self, work: Path) -> Path:
         return work / f"{self.name}.sock"
+
+
+def devices_of(scenario: Scenario) -> tuple[Device, ...]:
+    """Return the disks that a scenario needs; two scenarios with equal disks can share a guest."""
+    disks: list[Device] = []
+    for device in scenario.devices:
+        rate = int(device.bytes_per_second)
+        if device.kind == "ssd":
+            disks.append(Ssd(device.name, int(device.size), rate, device.iops))
+        elif device.kind == "hdd":
+            disks.append(Hdd(device.name, int(device.size), rate, device.queueing))
+    return tuple(disks)
 
 
 def filled_image(size_bytes: int) -> Path:

@@ -1,0 +1,212 @@
+"""Scenarios: what happens on a node, as data, read alike by the simulator and the lab.
+
+A scenario is a TOML file with devices, training jobs and best-effort neighbours. Sizes and rates are texts with a
+unit ("256 KiB", "120 MiB") or numbers of bytes (a second). Times count from the start of the scenario.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from agent.config import ByteRate
+from agent.errors import UsageError
+
+DeviceKind = Literal["ssd", "hdd", "nfs"]
+Pattern = Literal["random", "sequential"]
+Access = Literal["direct", "filesystem"]
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3_600_000)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Factor = Annotated[int, msgspec.Meta(ge=1, le=100)]
+Workers = Annotated[int, msgspec.Meta(ge=1, le=256)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,19}$")]
+
+
+class ScenarioError(UsageError):
+    """A scenario that cannot be used; the message names the file, the key and the value."""
+
+
+class ByteSize(int):
+    """A number of bytes; written as a number or as text with a unit: "256 KiB", "1 GB"."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> ByteSize:
+        """Read a number of bytes or a text with a unit."""
+        try:
+            return cls(ByteRate.parse(value))
+        except ValueError:
+            raise ValueError(f'{value!r} is no size; write bytes or a text like "256 KiB" or "1 GB"') from None
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections: frozen, keyword only, unknown keys refused."""
+
+
+class Device(_Section, frozen=True, kw_only=True):
+    """One disk or mount. Of an HDD the rate is that of sequential reads; its seeks follow from `kind`.
+
+    `iops` (requests per second) limits an SSD; `queueing` says whether an HDD reorders its requests. An NFS mount
+    is served over a link of `bytes_per_second` with `round_trip_ms`.
+    """
+
+    name: Name
+    kind: DeviceKind
+    size: ByteSize = ByteSize(1 << 30)
+    bytes_per_second: ByteRate
+    iops: Count = 4000
+    queueing: bool = True
+    round_trip_ms: Milliseconds = 0.2
+
+
+class Burst(_Section, frozen=True, kw_only=True):
+    """Every `every` batches, `length` of them are `factor` times as large (shard boundaries)."""
+
+    every: Count
+    length: Count
+    factor: Factor
+
+
+class Job(_Section, frozen=True, kw_only=True):
+    """One training job: workers read batches into a bounded queue, the loop takes one and computes.
+
+    A batch is `batch_reads` reads of `read_size`. The first `cold_batches` after each start are `cold_factor` times as
+    large. `prepare_cpu_ms` is worker CPU time per batch. `slow_device` serves the fraction `slow_ratio` of the reads.
+    `access = "filesystem"` reads a file of `data` bytes through the page cache, within `memory` where given. A restart
+    ends the process and starts it a second later. `hints` says whether the job tells its queue to the agent.
+    """
+
+    name: Name
+    device: str
+    slow_device: str = ""
+    slow_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    access: Access = "direct"
+    data: ByteSize = ByteSize(128 << 20)
+    memory: ByteSize | None = None
+    pattern: Pattern = "random"
+    batch_reads: Count
+    read_size: ByteSize
+    workers: Workers = 4
+    queue_batches: Count = 8
+    compute_ms: Milliseconds
+    prepare_cpu_ms: Milliseconds = 0.0
+    burst: Burst | None = None
+    cold_batches: Annotated[int, msgspec.Meta(ge=0)] = 10
+    cold_factor: Factor = 4
+    start_seconds: Seconds = 0.0
+    stop_seconds: Seconds | None = None
+    restarts_seconds: tuple[Seconds, ...] = ()
+    hints: bool = True
+
+    def batch_factor(self, batch: int) -> int:
+        """Return how many times its normal size the batch with this number (0 = first since the start) has."""
+        if batch < self.cold_batches:
+            return self.cold_factor
+        if self.burst and batch % self.burst.every < self.burst.length:
+            return self.burst.factor
+        return 1
+
+    @property
+    def need_bytes_per_second(self) -> float:
+        """What keeps the loop fed between cold start and bursts; infinite for a job that does not compute."""
+        per_batch = float(self.batch_reads * self.read_size)
+        return per_batch / (self.compute_ms / 1e3) if self.compute_ms else float("inf")
+
+
+class Neighbour(_Section, frozen=True, kw_only=True):
+    """A best-effort neighbour: `threads` readers or writers without pause, from start to stop."""
+
+    name: Name
+    device: str
+    kind: Literal["reader", "writer"] = "reader"
+    pattern: Pattern = "sequential"
+    threads: Workers = 16
+    read_size: ByteSize = ByteSize(256 << 10)
+    start_seconds: Seconds = 0.0
+    stop_seconds: Seconds | None = None
+
+
+class Scenario(_Section, frozen=True, kw_only=True):
+    """The whole: `name` is also the file's, `duration_seconds` ends every job that has no earlier stop."""
+
+    name: Name
+    description: str
+    duration_seconds: Annotated[float, msgspec.Meta(gt=0, le=7 * 86400)]
+    devices: tuple[Device, ...]
+    jobs: tuple[Job, ...]
+    best_effort: tuple[Neighbour, ...] = ()
+
+    def device(self, name: str) -> Device:
+        """Return the device of that name; `KeyError` where there is none."""
+        return next(device for device in self.devices if device.name == name)
+
+    def users_of(self, name: str) -> tuple[str, ...]:
+        """Return the names of the jobs and neighbours that use a device, in file order."""
+        jobs = tuple(job.name for job in self.jobs if name in (job.device, job.slow_device))
+        return jobs + tuple(other.name for other in self.best_effort if other.device == name)
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read a scenario file; raises `ScenarioError` with one sentence."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"Scenario {str(path)!r} cannot be read ({error}); check the path.") from None
+    return parse_scenario(text, str(path))
+
+
+def parse_scenario(text: str, source: str) -> Scenario:
+    """Read TOML text; raises `ScenarioError` with one sentence that names the key."""
+    try:
+        scenario = msgspec.convert(tomllib.loads(text), Scenario, dec_hook=_decode_hook)
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{source} is not valid TOML: {error}; correct that line.") from None
+    except msgspec.ValidationError as error:
+        raise ScenarioError(_sentence(source, str(error))) from None
+    _check(scenario, source)
+    return scenario
+
+
+def _decode_hook(kind: type, value: Any) -> Any:
+    if issubclass(kind, ByteRate | ByteSize):
+        return kind.parse(value)
+    raise NotImplementedError(kind)
+
+
+def _sentence(source: str, message: str) -> str:
+    detail, _, path = message.partition(" - at `$")
+    where = path.rstrip("`").removeprefix(".")
+    unknown = re.search(r"unknown field `([^`]+)`", detail)
+    if unknown:
+        return f"{source}: key {f'{where}.{unknown[1]}'.lstrip('.')!r} is unknown; remove it or correct its spelling."
+    return f"{source}: {where or 'the file'}: {detail[:1].lower()}{detail[1:]}; correct it."
+
+
+def _check(scenario: Scenario, source: str) -> None:
+    """Refuse what types alone cannot say: names used twice, devices that do not exist, reads that no disk takes."""
+    users: tuple[Job | Neighbour, ...] = (*scenario.jobs, *scenario.best_effort)
+    names = [device.name for device in scenario.devices] + [user.name for user in users]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise ScenarioError(f"{source}: the name {twice!r} is used twice; devices, jobs and neighbours share one list.")
+    used = [(user.name, user.device) for user in users]
+    used += [(job.name, job.slow_device) for job in scenario.jobs if job.slow_device]
+    kinds = {device.name: device.kind for device in scenario.devices}
+    for name, device in used:
+        if device not in kinds:
+            raise ScenarioError(f"{source}: {name!r} uses device {device!r}, which is none of {', '.join(kinds)}.")
+    for job in scenario.jobs:
+        if bool(job.slow_device) != bool(job.slow_ratio):
+            raise ScenarioError(f"{source}: job {job.name!r} needs both slow_device and slow_ratio, or neither.")
+        if job.access == "direct" and kinds[job.device] == "nfs":
+            raise ScenarioError(f'{source}: job {job.name!r} reads a mount; write access = "filesystem".')
+    for user in users:
+        if user.read_size % 4096:
+            raise ScenarioError(f"{source}: read_size {int(user.read_size)} of {user.name!r} is no multiple of 4096.")

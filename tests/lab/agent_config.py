@@ -1,0 +1,54 @@
+"""The agent's configuration for a scenario: what its devices can do and which cgroups train; everything else default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.simulate.scenario import Scenario
+
+_GROUPS = """\
+policy = "{policy}"
+
+[[jobs]]
+cgroup = "/train.slice/*"
+
+[[best_effort]]
+cgroup = "/batch.slice/*"
+
+[metrics]
+listen = "127.0.0.1:9753"
+"""
+
+_DEVICE = """
+[[devices]]
+device = "{number}"
+medium = "{medium}"
+read_bytes_per_second = {rate}
+write_bytes_per_second = {rate}
+read_requests_per_second = {iops}
+write_requests_per_second = {iops}
+"""
+
+HDD_RANDOM_BYTES_PER_SECOND = 25 << 20
+"""What the seek-time model delivers for random reads of 256 KiB; a share of a disk is of its rate under that mix."""
+HDD_RANDOM_IOPS = 105
+
+
+def configuration(scenario: Scenario, numbers: Mapping[str, str], policy: str = "adaptive") -> str:
+    """TOML for `prefetchd run --config`; `numbers` gives the `maj:min` of each of the scenario's devices."""
+    text = _GROUPS.format(policy=policy)
+    for device in scenario.devices:
+        if device.name not in numbers:
+            continue
+        hdd = device.kind == "hdd"
+        rate = HDD_RANDOM_BYTES_PER_SECOND if hdd else int(device.bytes_per_second)
+        iops = HDD_RANDOM_IOPS if hdd else device.iops
+        text += _DEVICE.format(number=numbers[device.name], medium=device.kind, rate=rate, iops=iops)
+    return text
+
+
+def write_configuration(path: Path, scenario: Scenario, numbers: Mapping[str, str], policy: str = "adaptive") -> Path:
+    """Write `configuration(...)` to `path`."""
+    path.write_text(configuration(scenario, numbers, policy))
+    return path

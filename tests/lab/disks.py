@@ -1,0 +1,113 @@
+"""The guest's disks from inside: found by serial number, and given a file system where a scenario wants one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.simulate.scenario import Access, Scenario
+from tests.lab.errors import LabBroken
+from tests.lab.trainer import Extent
+
+_MOUNTS = Path("/run/lab-disks")
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk of the guest: node in /dev, `maj:min`, kernel name, whether the kernel calls it rotational."""
+
+    node: Path
+    number: str
+    name: str
+    rotational: bool
+
+    @property
+    def scheduler(self) -> Path:
+        return Path(f"/sys/block/{self.name}/queue/scheduler")
+
+
+def find_disk(serial: str) -> Disk:
+    """Return the disk that the lab gave this serial number; raises `LabBroken` where the guest has none such."""
+    for folder in sorted(Path("/sys/block").iterdir()):
+        if _serial(folder) == serial:
+            rotational = (folder / "queue" / "rotational").read_text().strip() == "1"
+            number = (folder / "dev").read_text().strip()
+            return Disk(Path("/dev") / folder.name, number, folder.name, rotational)
+    raise LabBroken(f"The guest has no disk with the serial number {serial!r}; boot it with the scenario's devices.")
+
+
+def _serial(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (folder / "device" / "serial").read_text().strip()
+    with contextlib.suppress(OSError):  # SCSI page 0x80: four bytes of header, then the number
+        return (folder / "device" / "vpd_pg80").read_bytes()[4:].decode().strip("\0 ")
+    return ""
+
+
+@contextlib.contextmanager
+def data_of(scenario: Scenario) -> Iterator[Mapping[str, Mapping[str, Extent]]]:
+    """Lay out every user's data on the scenario's devices: give extents by user name, then device name.
+
+    A device that only direct users read is divided among them. One that somebody reads through a file system gets an
+    ext4, mounted while the body runs, and a written file per user.
+    """
+    extents: dict[str, dict[str, Extent]] = {}
+    with contextlib.ExitStack() as stack:
+        for device in scenario.devices:
+            disk = find_disk(device.name)
+            users = scenario.users_of(device.name)
+            if "filesystem" in _accesses(scenario, device.name):
+                folder = stack.enter_context(mounted(disk))
+                places = {user: write_file(folder / user, _data_bytes(scenario, user)) for user in users}
+            else:
+                places = divide(disk.node, device.size, users)
+            for user, extent in places.items():
+                extents.setdefault(user, {})[device.name] = extent
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("7")  # 3, and no line in the kernel log
+        yield extents
+
+
+def divide(node: Path, size: int, users: tuple[str, ...]) -> dict[str, Extent]:
+    """Give every user an equal part of a device, aligned to 1 MiB."""
+    part = size // max(1, len(users)) // _BLOCK * _BLOCK
+    return {user: Extent(node, part * index, part) for index, user in enumerate(users)}
+
+
+@contextlib.contextmanager
+def mounted(disk: Disk) -> Iterator[Path]:
+    """Make an ext4 without a journal on the whole disk and mount it while the body runs."""
+    folder = _MOUNTS / disk.name
+    folder.mkdir(parents=True, exist_ok=True)
+    options = ["-q", "-F", "-N", "8192", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard"]
+    subprocess.run(["mkfs.ext4", *options, str(disk.node)], check=True, capture_output=True)
+    subprocess.run(["mount", "-o", "noatime", str(disk.node), str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def write_file(path: Path, size: int) -> Extent:
+    """Write a file with real data, so that reading it reads the disk: an unwritten extent would not."""
+    block = os.urandom(_BLOCK)
+    with path.open("wb") as file:
+        for _ in range(max(1, size // _BLOCK)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    return Extent(path, 0, path.stat().st_size)
+
+
+def _accesses(scenario: Scenario, device: str) -> set[Access]:
+    return {job.access for job in scenario.jobs if device in (job.device, job.slow_device)}
+
+
+def _data_bytes(scenario: Scenario, user: str) -> int:
+    sizes = {job.name: int(job.data) for job in scenario.jobs}
+    return sizes.get(user, 128 << 20)

@@ -1,0 +1,253 @@
+"""Runs one scenario inside the guest: real cgroups, real trainers, optionally an agent; writes what came of it.
+
+`python -m tests.lab.scenario_run FILE --seed 1 --out DIR [--peer NAME] [-- AGENT COMMAND…]` prints the summary as JSON.
+The agent never sees the trainers' own logs; those make the summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.simulate.scenario import Job, Neighbour, Scenario, load_scenario
+from tests.lab import groups
+from tests.lab.disks import data_of
+from tests.lab.errors import LabBroken
+from tests.lab.peers import PEERS, peer
+from tests.lab.summary import summarise
+from tests.lab.trainer import job_arguments, neighbour_arguments, trainer_program
+
+READY_URL = "http://127.0.0.1:9753/readyz"
+_READY_SECONDS = 120.0
+_STUCK_SECONDS = 10.0
+_LOOK_SECONDS = 0.25
+_LOGS = Path("/run/lab-truth")
+
+
+@dataclass
+class Agent:
+    """A running agent in a cgroup of its own."""
+
+    argv: Sequence[str]
+    process: subprocess.Popen[bytes]
+    log: Path
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def wait_ready(self, url: str) -> None:
+        """Wait until it answers at `url`; raises `LabBroken` where it ends or never does."""
+        deadline = time.monotonic() + _READY_SECONDS
+        while not _answers(url):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise LabBroken(f"The agent `{' '.join(self.argv)}` did not get ready:\n{self.log_tail()}")
+            time.sleep(0.2)
+        self.report = {"argv": list(self.argv), "cpu_seconds_start": groups.cpu_seconds(groups.AGENT)}
+
+    def end(self) -> None:
+        """Ask it to end, as a service manager would, and note what it used."""
+        if "status" in self.report:
+            return
+        if self.process.poll() is None:
+            started = self.report.pop("cpu_seconds_start", 0.0)
+            self.report["cpu_seconds"] = round(groups.cpu_seconds(groups.AGENT) - started, 3)
+            self.report["resident_bytes"] = groups.resident_bytes(groups.AGENT)
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.report["status"] = self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.report["status"] = f"killed {self.process.wait()}: did not end within 20 s of SIGTERM"
+
+    def log_tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+
+
+@dataclass
+class Run:
+    """A scenario that runs. `elapsed` (s) is its own clock; `folders` are the cgroups by name."""
+
+    scenario: Scenario
+    zero: float
+    folders: dict[str, Path]
+    limits: groups.LimitLog
+    processes: dict[str, subprocess.Popen[bytes]]
+    agent: Agent | None
+    stuck: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.zero
+
+    def wait(self, each: Callable[[float], None] | None = None) -> None:
+        """Wait for all trainers; call `each` with the elapsed seconds about four times a second."""
+        while any(process.poll() is None for process in self.processes.values()):
+            self.limits.look(self.elapsed)
+            if each:
+                each(self.elapsed)
+            if self.elapsed > self.scenario.duration_seconds + _STUCK_SECONDS:
+                self._give_up()
+                return
+            time.sleep(_LOOK_SECONDS)
+        self.limits.look(self.elapsed)
+
+    def truth_file(self, name: str) -> Path:
+        return _LOGS / f"{name}.log"
+
+    def _give_up(self) -> None:
+        """Note where processes hang (behind a cap, as a rule) and kill them."""
+        for name, process in self.processes.items():
+            if process.poll() is None:
+                stat = (self.folders[name] / "io.stat").read_text().strip()
+                self.stuck[name] = f"io.max {groups.io_max(self.folders[name])!r}, io.stat {stat!r}"
+                (self.folders[name] / "cgroup.kill").write_text("1")
+
+
+@contextlib.contextmanager
+def running(
+    scenario: Scenario,
+    seed: int,
+    *,
+    agent_argv: Sequence[str] = (),
+    peer_name: str = "none",
+    ready_url: str = READY_URL,
+) -> Iterator[Run]:
+    """Lay out data and cgroups, set the peer up, start the agent and then every trainer; undo all of it at the end."""
+    training, others = [job.name for job in scenario.jobs], [other.name for other in scenario.best_effort]
+    program = trainer_program()
+    with contextlib.ExitStack() as stack:
+        extents = stack.enter_context(data_of(scenario))
+        folders = stack.enter_context(groups.cgroups(training, others))
+        _limit_memory(scenario.jobs, folders)
+        limits = groups.LimitLog(dict(folders))
+        stack.enter_context(peer(peer_name, scenario, folders))
+        limits.look(0.0)
+        agent = stack.enter_context(_started(agent_argv, ready_url)) if agent_argv else None
+        _LOGS.mkdir(exist_ok=True)
+        zero_ns = time.monotonic_ns() + 500_000_000
+        run = Run(scenario, zero_ns / 1e9, folders, limits, {}, agent)
+        users: tuple[Job | Neighbour, ...] = (*scenario.jobs, *scenario.best_effort)
+        for index, user in enumerate(users):
+            own = extents[user.name]
+            words = (
+                job_arguments(user, scenario, own)
+                if isinstance(user, Job)
+                else neighbour_arguments(user, scenario, own)
+            )
+            common = ["--log", str(run.truth_file(user.name)), "--cgroup", str(folders[user.name])]
+            common += ["--zero-ns", str(zero_ns), "--seed", str(seed * 100 + index)]
+            run.processes[user.name] = subprocess.Popen([str(program), *common, *words])
+        try:
+            yield run
+        finally:
+            for process in run.processes.values():
+                process.kill()
+                process.wait()
+
+
+def run_scenario(
+    scenario: Scenario,
+    seed: int,
+    *,
+    out: Path | None = None,
+    agent_argv: Sequence[str] = (),
+    peer_name: str = "none",
+    each: Callable[[Run, float], None] | None = None,
+    ready_url: str = READY_URL,
+) -> dict[str, Any]:
+    """Run a scenario to its end and return the summary; `out` also gets it, and the trainers' and the agent's logs."""
+    with running(scenario, seed, agent_argv=agent_argv, peer_name=peer_name, ready_url=ready_url) as run:
+        run.wait((lambda elapsed: each(run, elapsed)) if each else None)
+        if run.agent:
+            run.agent.end()
+        run.limits.look(run.elapsed)
+        summary = {
+            "scenario": scenario.name,
+            "seed": seed,
+            "policy": "agent" if agent_argv else peer_name,
+            "machine": machine_description(),
+            "agent": run.agent.report if run.agent else None,
+            "stuck": run.stuck,
+            **summarise(scenario, run.truth_file, run.limits.changes),
+        }
+        if out:
+            _keep(out, run, summary)
+    return summary
+
+
+def machine_description() -> dict[str, Any]:
+    """Return what a figure depends on: kernel, accelerator, CPUs, load when the run ended."""
+    return {
+        "kernel": platform.release(),
+        "accelerator": os.environ.get("PREFETCHD_LAB_ACCELERATOR", "unknown"),
+        "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+@contextlib.contextmanager
+def _started(argv: Sequence[str], ready_url: str) -> Iterator[Agent]:
+    log = Path("/run/lab-agent.log")
+    join = f'echo $$ >"{groups.AGENT}/cgroup.procs" && exec "$@"'
+    with log.open("wb") as file:
+        process = subprocess.Popen(["sh", "-c", join, "sh", *argv], stdout=file, stderr=file)
+    agent = Agent(argv, process, log)
+    try:
+        agent.wait_ready(ready_url)
+        yield agent
+    finally:
+        agent.end()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _limit_memory(jobs: Sequence[Job], folders: dict[str, Path]) -> None:
+    for job in jobs:
+        if job.memory is not None:
+            (folders[job.name] / "memory.max").write_text(str(int(job.memory)))
+
+
+def _keep(out: Path, run: Run, summary: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    logs = [run.truth_file(name) for name in run.processes] + ([run.agent.log] if run.agent else [])
+    for log in logs:
+        if log.exists():
+            (out / log.name).write_bytes(log.read_bytes())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.scenario_run", description=__doc__)
+    parser.add_argument("scenario", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--peer", choices=sorted(PEERS), default="none")
+    parser.add_argument("agent", nargs="*", metavar="-- AGENT COMMAND")
+    arguments = parser.parse_args(argv)
+    scenario = load_scenario(arguments.scenario)
+    summary = run_scenario(
+        scenario, arguments.seed, out=arguments.out, agent_argv=arguments.agent, peer_name=arguments.peer
+    )
+    print(json.dumps(summary, indent=1))
+    return 1 if summary["stuck"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
