@@ -1,0 +1,345 @@
+"""Why a job starves: the paper's three causes, ours, or none; with the numbers, a confidence, and hysteresis.
+
+| cause | indicator (0..1 from `enough` to `certain`) | source |
+|---|---|---|
+| cold_start | iterations since start <= 10, first-IO latency >= 3 x steady state | paper, section 2, mode 1 |
+| cache_thrash | variance of the hit ratio over a window above a threshold, its mean below a floor | paper, mode 2 |
+| remote_congestion | share of request time spent queueing; low queue, against the packet rate | paper, mode 3 |
+| self_throttled | waits in blk-throttle and achieves >= 90 % of its own quota | design, section 3 |
+| cpu_bound | preparation workers busy on a CPU rather than blocked on storage | design, section 3 |
+| device_contention | others use the device, which is busy or slower than normal for this job | design, section 3 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import sqrt
+
+from agent.smoothing import clip, gain
+from agent.types import Cause, DeviceSignals, Diagnosis, Health, Medium, Signals
+
+ADVICE: Mapping[Cause, str] = {
+    Cause.NONE: "",
+    Cause.COLD_START: "warm the cache before the first iteration, or start with a deeper prefetch queue",
+    Cause.CACHE_THRASH: "give the jobs more page cache, or let fewer data sets be read at a time",
+    Cause.REMOTE_CONGESTION: "the link or gateway is congested: local bandwidth cannot help; stage the data locally",
+    Cause.DEVICE_CONTENTION: "others use the device: their share is cut while this job starves",
+    Cause.SELF_THROTTLED: "the job waits at its own cap: raise it",
+    Cause.CPU_BOUND: "preparation is short of CPU: add loader workers or CPUs, or simplify the transforms",
+}
+
+INACTIONABLE = frozenset({Cause.CPU_BOUND, Cause.REMOTE_CONGESTION})
+"""Causes that no share of a local device can cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisSettings:
+    """Thresholds (ratios 0..1 unless named otherwise) and times in seconds.
+
+    A job counts as starving below `starving_score`, or for `starving_seconds` after it last waited. A cause replaces
+    another only after `confirm_seconds` ahead of it, and leaves `release_seconds` after the indicators did.
+    """
+
+    starving_score: float = 60.0
+    starving_seconds: float = 1.0
+    cold_iterations: int = 10
+    cold_latency_times: float = 3.0
+    hit_window_seconds: float = 20.0
+    hit_points: int = 64
+    hit_variance: float = 0.01
+    hit_floor: float = 0.6
+    queueing_ratio: float = 0.3
+    remote_share: float = 0.3
+    throttle_ratio: float = 0.2
+    achieved_ratio: float = 0.9
+    cpu_ratio: float = 0.7
+    others_share: float = 0.15
+    busy_share: float = 0.6
+    latency_times: float = 1.5
+    enough: float = 0.5
+    fallback: float = 0.4
+    confirm_seconds: float = 0.3
+    release_seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """What a diagnosis may know beyond the job itself, per device.
+
+    `quota_share`: the caps in force for this job as shares of capacity; `used_share`: what the job itself achieves of
+    the device (its busiest dimension); `others_share`: what everybody else achieves. Devices may be missing.
+    """
+
+    quota_share: Mapping[str, float] = field(default_factory=dict)
+    used_share: Mapping[str, float] = field(default_factory=dict)
+    others_share: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisState:
+    """The cause that stands, one that is about to replace it and since when, and the histories the indicators need.
+
+    `hits` holds (time, hit ratio), `packets` (NIC packets/s, queue fraction); `steady_seconds` is the IO latency as
+    the reader feels it, outside cold starts.
+    """
+
+    cause: Cause = Cause.NONE
+    rival: Cause | None = None
+    rival_since: float = 0.0
+    starved_at: float | None = None
+    episodes: int = 0
+    hits: tuple[tuple[float, float], ...] = ()
+    packets: tuple[tuple[float, float], ...] = ()
+    steady_seconds: float | None = None
+
+
+def diagnose(
+    signals: Signals, health: Health, node: NodeContext, state: DiagnosisState | None, settings: DiagnosisSettings
+) -> tuple[DiagnosisState, Diagnosis]:
+    """The most likely cause at `signals.time`, with evidence; `none` while the job does not starve.
+
+    Causes are asked in the order of how specific their indicators are; contention, which every busy node shows, last.
+    """
+    state = _remember(signals, health, state or DiagnosisState(), settings)
+    starving = state.starved_at is not None and signals.time - state.starved_at <= settings.starving_seconds
+    evidence: dict[str, float] = {}
+    strengths = _strengths(signals, node, state, settings, evidence) if starving else {}
+    state = _settle(state, _first(strengths, settings), signals.time, settings)
+    strength = strengths.get(state.cause, 0.0)
+    if state.cause is Cause.NONE:
+        strength = 1.0 - max(strengths.values(), default=0.0)
+    actionable = state.cause not in INACTIONABLE
+    return state, Diagnosis(state.cause, evidence, strength * health.confidence, actionable, ADVICE[state.cause])
+
+
+def _first(strengths: Mapping[Cause, float], settings: DiagnosisSettings) -> Cause:
+    """The most specific cause with enough evidence; else a cold start known by its iteration alone; else none."""
+    for cause, strength in strengths.items():
+        if strength >= settings.enough:
+            return cause
+    return Cause.COLD_START if strengths.get(Cause.COLD_START, 0.0) >= settings.fallback else Cause.NONE
+
+
+def _settle(state: DiagnosisState, best: Cause, now: float, settings: DiagnosisSettings) -> DiagnosisState:
+    """Hysteresis: `best` must stay ahead of what stands for a while; the first cause of an episode stands at once."""
+    if best is state.cause:
+        return state if state.rival is None else replace(state, rival=None)
+    if state.cause is Cause.NONE:
+        return replace(state, cause=best, rival=None)
+    if best is not state.rival:
+        return replace(state, rival=best, rival_since=now)
+    patience = settings.release_seconds if best is Cause.NONE else settings.confirm_seconds
+    if now - state.rival_since >= patience:
+        return replace(state, cause=best, rival=None)
+    return state
+
+
+def _remember(signals: Signals, health: Health, state: DiagnosisState, settings: DiagnosisSettings) -> DiagnosisState:
+    """The histories after this sample. A start or resume empties that of the cache: its first misses are no thrash."""
+    now, hits = signals.time, state.hits
+    starving = (
+        health.score < settings.starving_score
+        or signals.blocked_seconds > 0.01
+        or signals.starvation_events > state.episodes
+    )
+    if signals.iterations_since_start <= settings.cold_iterations:
+        hits = ()
+    elif signals.cache_hit_ratio is not None:
+        hits = _appended(hits, (now, signals.cache_hit_ratio), settings.hit_window_seconds, settings.hit_points)
+    packets = state.packets
+    fraction = _queue_fraction(signals)
+    if signals.nic_packets_per_second is not None and fraction is not None and signals.new_iterations > 0:
+        packets = (*packets[-(settings.hit_points - 1) :], (signals.nic_packets_per_second, fraction))
+    return DiagnosisState(
+        state.cause,
+        state.rival,
+        state.rival_since,
+        now if starving else state.starved_at,
+        signals.starvation_events,
+        hits,
+        packets,
+        _steady(signals, state.steady_seconds, settings),
+    )
+
+
+def _appended(
+    points: tuple[tuple[float, float], ...], point: tuple[float, float], window: float, most: int
+) -> tuple[tuple[float, float], ...]:
+    """The window with one more point, at most `most` of them: points closer than window / most are left out."""
+    if points and point[0] - points[-1][0] < window / most:
+        return points
+    first = 0
+    while first < len(points) and points[first][0] < point[0] - window:
+        first += 1
+    return (*points[first:], point)
+
+
+def _steady(signals: Signals, old: float | None, settings: DiagnosisSettings) -> float | None:
+    """IO latency as the reader feels it (what the cache holds costs nothing), learned outside cold starts, slowly."""
+    if signals.iterations_since_start <= settings.cold_iterations:
+        return old
+    felt = _felt_latency(signals)
+    if felt is None or old is None:
+        return old if felt is None else felt
+    return old + gain(signals.dt, 30.0 if felt > old else 5.0) * (felt - old)
+
+
+def _felt_latency(signals: Signals) -> float | None:
+    total = weights = 0.0
+    for device in signals.devices.values():
+        if device.latency_seconds is not None:
+            total += device.access_share * device.latency_seconds
+            weights += device.access_share
+    if weights <= 0.0:
+        return None
+    missing = 1.0 if signals.cache_hit_ratio is None else 1.0 - signals.cache_hit_ratio
+    return total / weights * missing
+
+
+def _queue_fraction(signals: Signals) -> float | None:
+    if signals.queue_depth is None or not signals.queue_capacity:
+        return None
+    return signals.queue_depth / signals.queue_capacity
+
+
+def _grade(value: float, threshold: float, certain: float) -> float:
+    """0 at 0, 0.5 at the threshold, 1 from `certain` on, linear between."""
+    if value < threshold:
+        return max(0.0, 0.5 * value / threshold)
+    return min(1.0, 0.5 + 0.5 * (value - threshold) / (certain - threshold))
+
+
+def _strengths(
+    signals: Signals,
+    node: NodeContext,
+    state: DiagnosisState,
+    settings: DiagnosisSettings,
+    evidence: dict[str, float],
+) -> dict[Cause, float]:
+    """How much speaks for each cause, 0..1, most specific first; the numbers go into `evidence`."""
+    return {
+        Cause.SELF_THROTTLED: _self_throttled(signals, node, settings, evidence),
+        Cause.CPU_BOUND: _cpu_bound(signals, settings, evidence),
+        Cause.REMOTE_CONGESTION: _remote(signals, state, settings, evidence),
+        Cause.COLD_START: _cold_start(signals, state, settings, evidence),
+        Cause.CACHE_THRASH: _cache_thrash(state, settings, evidence),
+        Cause.DEVICE_CONTENTION: _contention(signals, node, settings, evidence),
+    }
+
+
+def _self_throttled(
+    signals: Signals, node: NodeContext, settings: DiagnosisSettings, evidence: dict[str, float]
+) -> float:
+    """Waiting at its own cap; where the tier cannot tell the throttle wait, reaching the cap is weak evidence."""
+    best = 0.0
+    for name, quota in node.quota_share.items():
+        device = signals.devices.get(name)
+        if device is None or quota <= 0.0:
+            continue
+        achieved = node.used_share.get(name, 0.0) / quota
+        reached = _grade(achieved, settings.achieved_ratio, 1.0)
+        waits = 0.5 if device.throttle_ratio is None else _grade(device.throttle_ratio, settings.throttle_ratio, 0.5)
+        if min(reached, waits) >= best:
+            best = min(reached, waits)
+            evidence["quota_achieved_ratio"] = achieved
+            evidence["throttle_ratio"] = device.throttle_ratio or 0.0
+    return best
+
+
+def _cpu_bound(signals: Signals, settings: DiagnosisSettings, evidence: dict[str, float]) -> float:
+    if signals.cpu_ratio is None:
+        return 0.0
+    evidence["cpu_ratio"] = signals.cpu_ratio
+    return _grade(signals.cpu_ratio, settings.cpu_ratio, 0.95)
+
+
+def _remote(signals: Signals, state: DiagnosisState, settings: DiagnosisSettings, evidence: dict[str, float]) -> float:
+    """Queueing share of remote requests; a latency that is normal all the same speaks against it."""
+    share = sum(device.access_share for device in signals.devices.values() if device.medium is Medium.REMOTE)
+    if signals.remote_queueing_ratio is None or share < settings.remote_share:
+        return 0.0
+    evidence["remote_queueing_ratio"] = signals.remote_queueing_ratio
+    evidence["remote_share"] = share
+    strength = _grade(signals.remote_queueing_ratio, settings.queueing_ratio, 2.0 * settings.queueing_ratio)
+    slower = _slowdown(device for device in signals.devices.values() if device.medium is Medium.REMOTE)
+    if slower is not None and slower < 1.2:
+        strength *= 0.5
+    fraction = _queue_fraction(signals)
+    if fraction is not None and fraction < 0.25:
+        strength *= 1.1
+    related = _correlation(state.packets)
+    if related is not None:
+        evidence["packet_correlation"] = related
+        strength *= 1.0 - 0.2 * related
+    return min(1.0, strength)
+
+
+def _cold_start(
+    signals: Signals, state: DiagnosisState, settings: DiagnosisSettings, evidence: dict[str, float]
+) -> float:
+    """Young and slow at first; before a steady state is known the iteration alone is weak evidence."""
+    if signals.iterations_since_start > settings.cold_iterations:
+        return 0.0
+    evidence["iterations_since_start"] = float(signals.iterations_since_start)
+    if signals.first_io_latency_seconds is None:
+        return 0.0
+    evidence["first_io_latency_seconds"] = signals.first_io_latency_seconds
+    if not state.steady_seconds:
+        return settings.fallback
+    times = signals.first_io_latency_seconds / state.steady_seconds
+    evidence["first_io_times_steady"] = times
+    return _grade(times, settings.cold_latency_times, 2.0 * settings.cold_latency_times)
+
+
+def _cache_thrash(state: DiagnosisState, settings: DiagnosisSettings, evidence: dict[str, float]) -> float:
+    """Variance and mean of the hit ratio over the window (at least 8 points)."""
+    if len(state.hits) < 8:
+        return 0.0
+    values = [hit for _, hit in state.hits]
+    mean = sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / len(values)
+    evidence["cache_hit_mean"], evidence["cache_hit_variance"] = mean, variance
+    low = _grade(1.0 - mean, 1.0 - settings.hit_floor, 1.0)
+    return min(low, _grade(variance, settings.hit_variance, 4.0 * settings.hit_variance))
+
+
+def _contention(signals: Signals, node: NodeContext, settings: DiagnosisSettings, evidence: dict[str, float]) -> float:
+    """On the worst local device: others use it, and it is busy or slower than normal for this job."""
+    best = 0.0
+    for name, device in signals.devices.items():
+        if device.medium is Medium.REMOTE or device.access_share < 0.05:
+            continue
+        others = node.others_share.get(name, 0.0)
+        busy = others + node.used_share.get(name, 0.0)
+        slower = _slowdown((device,)) or 0.0
+        crowded = max(_grade(busy, settings.busy_share, 0.95), _grade(slower, settings.latency_times, 4.0))
+        strength = min(_grade(others, settings.others_share, 0.5), crowded)
+        if strength >= best:
+            best = strength
+            evidence["others_share"], evidence["busy_share"] = others, busy
+            evidence["latency_times_normal"] = slower
+    return best
+
+
+def _slowdown(devices: Iterable[DeviceSignals]) -> float | None:
+    """Latency over normal latency, the worst of these devices; None where unknown."""
+    times = [
+        device.latency_seconds / device.reference_seconds
+        for device in devices
+        if device.latency_seconds is not None and device.reference_seconds
+    ]
+    return max(times, default=None)
+
+
+def _correlation(points: tuple[tuple[float, float], ...]) -> float | None:
+    """Pearson's r over the window; None below 8 points or without variation."""
+    if len(points) < 8:
+        return None
+    n = len(points)
+    mx, my = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    sxx = sum((x - mx) ** 2 for x, _ in points)
+    syy = sum((y - my) ** 2 for _, y in points)
+    if sxx <= 0.0 or syy <= 0.0:
+        return None
+    return clip(sum((x - mx) * (y - my) for x, y in points) / sqrt(sxx * syy), -1.0, 1.0)

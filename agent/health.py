@@ -1,0 +1,165 @@
+"""The prefetch health score, 0..100 (paper, section 3): four metrics, smoothed, mapped to 0..100, weighted.
+
+| part | metric | 100 at | 0 at |
+|---|---|---|---|
+| queue | depth / capacity | `full_fraction` of the queue | empty |
+| latency | mean latency / learned normal, by access share | the normal | `latency_limit` times the normal |
+| variation | coefficient of variation of the latency | 0 | `variation_limit` |
+| demand | bytes that can arrive during one computation / bytes of the next batch | see `_demand_ratio` | 0 |
+
+A metric that cannot be measured is unknown, never 0: the other weights are renormalised and the confidence, the
+weight of what is known, falls. Latency leaves the wait in blk-throttle out: a job does not look sick for its own cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.smoothing import clip, gain, smooth
+from agent.types import DeviceSignals, Health, Level, Signals
+
+BLOCKED_SCORE = 30.0
+"""A job that stands before an empty queue scores no more than this, whatever its storage looks like."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """Weights of the parts (they sum to 1) and the ends of their scales; times in seconds.
+
+    `floor_latency_seconds`: latency below it is good even where the learned normal is lower still.
+    `margin`: a quota must exceed the need by this factor for a full demand part (policy prototype: 1.2).
+    """
+
+    queue_weight: float = 0.45
+    latency_weight: float = 0.20
+    variation_weight: float = 0.10
+    demand_weight: float = 0.25
+    smoothing_seconds: float = 0.3
+    full_fraction: float = 0.75
+    latency_limit: float = 5.0
+    floor_latency_seconds: float = 0.0005
+    variation_limit: float = 2.0
+    margin: float = 1.2
+    blocked_seconds: float = 0.010
+    neutral_score: float = 75.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the weights sum to 1."""
+        total = self.queue_weight + self.latency_weight + self.variation_weight + self.demand_weight
+        if abs(total - 1.0) > 1e-6:
+            raise ValueError(f"health weights sum to {total:g}; make queue, latency, variation and demand sum to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class HealthState:
+    """The smoothed metrics: fraction of the queue, and the ratio of supply to the next batch."""
+
+    queue_fraction: float | None = None
+    demand_ratio: float | None = None
+
+
+def level(score: float) -> Level:
+    """The level of a score: healthy >= 60 > tight >= 40 > danger >= 20 > critical (paper, section 3)."""
+    if score >= 60.0:
+        return Level.HEALTHY
+    if score >= 40.0:
+        return Level.TIGHT
+    return Level.DANGER if score >= 20.0 else Level.CRITICAL
+
+
+def score(
+    signals: Signals,
+    state: HealthState | None,
+    settings: HealthSettings,
+    entitlement_bytes_per_second: Mapping[str, float] | None,
+) -> tuple[HealthState, Health]:
+    """The health of a job after `signals.dt` seconds.
+
+    `state` is None at the start; `entitlement_bytes_per_second` is by device, None when the job is uncapped.
+
+    With nothing known the score is the controller's target (it then does nothing) and the confidence 0.
+    """
+    state = state or HealthState()
+    weight = gain(signals.dt, settings.smoothing_seconds)
+    fraction = smooth(state.queue_fraction, _queue_fraction(signals, settings), weight)
+    ratio = smooth(state.demand_ratio, _demand_ratio(signals, settings, entitlement_bytes_per_second), weight)
+    parts = {
+        "queue": None if fraction is None else 100.0 * fraction,
+        "latency": _latency_part(signals.devices, settings),
+        "variation": _variation_part(signals.devices, settings),
+        "demand": None if ratio is None else 100.0 * ratio,
+    }
+    weights = (settings.queue_weight, settings.latency_weight, settings.variation_weight, settings.demand_weight)
+    total = known = 0.0
+    for part, share in zip(parts.values(), weights, strict=True):
+        if part is not None:
+            total += share * part
+            known += share
+    value = total / known if known > 0.0 else settings.neutral_score
+    value = clip(min(value, _blocked_limit(signals.blocked_seconds, settings)), 0.0, 100.0)
+    return HealthState(fraction, ratio), Health(value, level(value), parts, min(1.0, known))
+
+
+def _blocked_limit(blocked_seconds: float, settings: HealthSettings) -> float:
+    """100 while not blocked, falling to `BLOCKED_SCORE` once the wait counts as starvation."""
+    if settings.blocked_seconds <= 0.0:
+        return BLOCKED_SCORE if blocked_seconds > 0.0 else 100.0
+    return 100.0 - (100.0 - BLOCKED_SCORE) * min(1.0, blocked_seconds / settings.blocked_seconds)
+
+
+def _queue_fraction(signals: Signals, settings: HealthSettings) -> float | None:
+    """0..1: filled part of the queue, 1 from `full_fraction` on.
+
+    Where the depth cannot be seen, the part of an iteration not spent waiting stands in: 1 without waits, 0 when
+    half of the time is lost.
+    """
+    if signals.queue_depth is not None and signals.queue_capacity:
+        return clip(signals.queue_depth / (settings.full_fraction * signals.queue_capacity), 0.0, 1.0)
+    if signals.wait_seconds is not None and signals.iteration_seconds:
+        return clip(1.0 - 2.0 * signals.wait_seconds / signals.iteration_seconds, 0.0, 1.0)
+    return None
+
+
+def _latency_part(devices: Mapping[str, DeviceSignals], settings: HealthSettings) -> float | None:
+    """Mean over the job's devices by access share of 100 at the normal latency, falling linearly to 0."""
+    total = weights = 0.0
+    for device in devices.values():
+        if device.latency_seconds is None or device.reference_seconds is None or device.access_share <= 0.0:
+            continue
+        times = device.latency_seconds / max(device.reference_seconds, settings.floor_latency_seconds)
+        total += device.access_share * clip(1.0 - (times - 1.0) / (settings.latency_limit - 1.0), 0.0, 1.0)
+        weights += device.access_share
+    return 100.0 * total / weights if weights > 0.0 else None
+
+
+def _variation_part(devices: Mapping[str, DeviceSignals], settings: HealthSettings) -> float | None:
+    """Mean over the job's devices by access share of 100 at a variation of 0, falling linearly to 0."""
+    total = weights = 0.0
+    for device in devices.values():
+        if device.latency_cv is None or device.access_share <= 0.0:
+            continue
+        total += device.access_share * clip(1.0 - device.latency_cv / settings.variation_limit, 0.0, 1.0)
+        weights += device.access_share
+    return 100.0 * total / weights if weights > 0.0 else None
+
+
+def _demand_ratio(signals: Signals, settings: HealthSettings, entitlement: Mapping[str, float] | None) -> float | None:
+    """0..1: how much of the next batch can be there in time.
+
+    Under a quota: what the quota lets through during one computation over the next batch and a margin, on the device
+    that is shortest. Free: batches in the queue, plus what arrives now during one computation, over one batch.
+    """
+    batch, compute = signals.next_batch_bytes, signals.compute_seconds
+    if not batch or compute is None:
+        return None
+    if entitlement:
+        limits = [
+            entitlement[name] * compute / (device.access_share * batch * settings.margin)
+            for name, device in signals.devices.items()
+            if name in entitlement and device.access_share > 0.01
+        ]
+        if limits:
+            return clip(min(limits), 0.0, 1.0)
+    arriving = sum(device.read_bytes_per_second for device in signals.devices.values()) * compute
+    return clip((signals.queue_depth or 0.0) + arriving / batch, 0.0, 1.0)

@@ -1,0 +1,237 @@
+"""The default policy: the paper's signals and limits, with what a real kernel demands (design, section 3, nine lines).
+
+Training jobs run uncapped until somebody starves although it receives less than its fair need. Then, on that device,
+85 % is divided by need, the pool is lent to who is still short, and caps appear on who is over its share, on healthy
+jobs and on best-effort cgroups; they leave a moment after the last victim. See `agent.policies.contention` for one
+device; here is what spans devices: controllers, their merge, and who may be helped at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import exp
+
+from agent.pid import PidState, pid_step
+from agent.policies.base import Moment, PolicySettings, elapsed, low_iterations, need_share, rearrangements, used_share
+from agent.policies.best_effort import Neighbour
+from agent.policies.contention import DeviceState, Member, Outcome, decide
+from agent.smoothing import clip
+from agent.tiers import access_weights, merge
+from agent.types import (
+    Capacity,
+    Decision,
+    DeviceView,
+    JobId,
+    JobView,
+    Need,
+    NodeView,
+    PidTerms,
+    Signals,
+    Slot,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """One job on one device: its controller, what it adds to the need (0..limit), and the share it was found to want.
+
+    `found` is used only where the need is not fed forward.
+    """
+
+    pid: PidState = field(default_factory=PidState)
+    terms: PidTerms | None = None
+    trim: float = 0.0
+    found: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveState:
+    """Everything the policy remembers."""
+
+    now: float | None = None
+    slots: Mapping[Slot, SlotState] = field(default_factory=dict)
+    devices: Mapping[str, DeviceState] = field(default_factory=dict)
+    low: Mapping[JobId, int] = field(default_factory=dict)
+
+
+class Adaptive:
+    """The policy `adaptive`."""
+
+    name = "adaptive"
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self.settings = settings
+
+    def initial(self) -> AdaptiveState:
+        """No caps, no victims."""
+        return AdaptiveState()
+
+    def step(self, state: AdaptiveState, view: NodeView) -> tuple[AdaptiveState, Decision]:
+        """Run the controllers, then decide device by device."""
+        dt = elapsed(view.now, state.now)
+        slots: dict[Slot, SlotState] = {}
+        notes: list[str] = []
+        for job in view.jobs:
+            self._control(job, view, state.slots, slots, dt)
+            if not self._actionable(job):
+                notes.append(f"{job.job.name}: {job.diagnosis.cause}, more local bandwidth cannot help")
+        outcomes: dict[str, Outcome] = {}
+        members: dict[str, list[Member]] = {}
+        for name, device in view.devices.items():
+            if device.info.capacity is None:
+                continue
+            members[name] = self._members(name, device, device.info.capacity, view, slots)
+            neighbours = _neighbours(name, device.info.capacity, view)
+            before = state.devices.get(name, DeviceState())
+            moment = Moment(view.now, dt, max(0.0, 1.0 - device.unmanaged_share))
+            outcomes[name] = decide(before, device, members[name], neighbours, moment=moment, settings=self.settings)
+        self._trim(slots, outcomes, members, dt)
+        low = low_iterations(state.low, view.jobs, self.settings)
+        decision = Decision(
+            {(job, name): quota for name, outcome in outcomes.items() for job, quota in outcome.quotas.items()},
+            {(job, name): share for name, outcome in outcomes.items() for job, share in outcome.entitlements.items()},
+            {name: outcome.pool for name, outcome in outcomes.items()},
+            {name: outcome.open for name, outcome in outcomes.items()},
+            {slot: one.terms for slot, one in slots.items() if one.terms is not None},
+            self._rearrange(low, view, outcomes, members),
+            tuple(notes),
+        )
+        devices = {name: outcome.state for name, outcome in outcomes.items()}
+        return AdaptiveState(view.now, slots, devices, low), decision
+
+    def _actionable(self, job: JobView) -> bool:
+        return job.diagnosis.actionable or not self.settings.switches.actionable
+
+    def _control(
+        self,
+        job: JobView,
+        view: NodeView,
+        old: Mapping[Slot, SlotState],
+        slots: dict[Slot, SlotState],
+        dt: float,
+    ) -> None:
+        """One step of the job's controllers; frozen while local bandwidth cannot help. The merged output counts."""
+        outputs: dict[str, float] = {}
+        moved: dict[str, SlotState] = {}
+        error = self.settings.target_score - job.health.score
+        for name, signals in job.signals.devices.items():
+            device = view.devices.get(name)
+            if device is None or signals.access_share <= 0.0:
+                continue
+            slot = old.get((job.job.id, name), _NEW)
+            if self._actionable(job):
+                pid, terms = pid_step(self.settings.gains[device.info.medium], slot.pid, error, dt)
+                slot = SlotState(pid, terms, slot.trim, slot.found)
+                outputs[name] = terms.output
+            moved[name] = slot
+        if outputs:
+            change = merge(outputs, access_weights(job.signals.devices, outputs))
+            for name, slot in moved.items():
+                slots[job.job.id, name] = _with_output(slot, change)
+        else:
+            slots |= {(job.job.id, name): slot for name, slot in moved.items()}
+
+    def _members(
+        self,
+        name: str,
+        device: DeviceView,
+        capacity: Capacity,
+        view: NodeView,
+        slots: Mapping[Slot, SlotState],
+    ) -> list[Member]:
+        """The training jobs that use this device, with what they want of it."""
+        here = [job for job in view.jobs if (job.job.id, name) in slots]
+        room = self.settings.usable * max(0.0, 1.0 - device.unmanaged_share)
+        weights = sum(job.job.weight for job in here)
+        return [
+            self._member(job, name, capacity, slots[job.job.id, name], room * job.job.weight / weights) for job in here
+        ]
+
+    def _member(self, job: JobView, name: str, capacity: Capacity, slot: SlotState, fair: float) -> Member:
+        """One job: before its need is known it wants its fair part, or what it already uses and some more."""
+        signals = job.signals
+        used = used_share(signals.devices[name], capacity)
+        need = job.need.get(name)
+        steady: float | None = None
+        if need is None or not self.settings.switches.feed_forward:
+            want = max(fair, 1.25 * used) if slot.found is None or need is None else slot.found
+        else:
+            want = need_share(need, capacity)
+            steady = want * _steady_part(signals, name, need)
+            want *= 1.0 + slot.trim
+        actionable = self._actionable(job)
+        if not actionable:
+            want = min(want, 1.25 * used)
+        confident = job.health.confidence >= self.settings.victim_confidence
+        return Member(
+            job.job.id,
+            min(want, 1.0),
+            steady,
+            used,
+            job.health.score,
+            signals.iterations,
+            job.job.weight,
+            actionable and confident,
+        )
+
+    def _trim(
+        self,
+        slots: dict[Slot, SlotState],
+        outcomes: Mapping[str, Outcome],
+        members: Mapping[str, list[Member]],
+        dt: float,
+    ) -> None:
+        """Move what the controllers add to the need: up for a victim whose error persists, else back to zero."""
+        keep = exp(-dt / self.settings.trim_release_seconds)
+        for name, outcome in outcomes.items():
+            for member in members[name]:
+                slot = slots[member.job, name]
+                output = slot.terms.output if slot.terms is not None else 0.0
+                trim = slot.trim * keep
+                if member.job in outcome.victims and output > 0.0:
+                    trim = min(self.settings.trim_limit, slot.trim + output * dt)
+                found = clip((slot.found or member.used) * (1.0 + output * dt), self.settings.floor, 1.0)
+                slots[member.job, name] = SlotState(slot.pid, slot.terms, trim, found)
+
+    def _rearrange(
+        self,
+        low: Mapping[JobId, int],
+        view: NodeView,
+        outcomes: Mapping[str, Outcome],
+        members: Mapping[str, list[Member]],
+    ) -> frozenset[Slot]:
+        """As the paper says, and only where the disk is busy: an idle one gains nothing from another order."""
+        busy = {name for name in outcomes if sum(m.used for m in members[name]) > 0.3}
+        slots = rearrangements(low, view.jobs, view.devices, self.settings)
+        return frozenset(slot for slot in slots if slot[1] in busy)
+
+
+_NEW = SlotState()
+
+
+def _with_output(slot: SlotState, change: float) -> SlotState:
+    """The slot with the merged output in place of its own controller's."""
+    if slot.terms is None or slot.terms.output == change:
+        return slot
+    t = slot.terms
+    return SlotState(
+        slot.pid, PidTerms(t.error, t.proportional, t.integral, t.derivative, change), slot.trim, slot.found
+    )
+
+
+def _steady_part(signals: Signals, name: str, need: Need) -> float:
+    """The part of a need that is consumption rather than refill (0..1)."""
+    if signals.next_batch_bytes is None or signals.compute_seconds is None or need.bytes_per_second <= 0.0:
+        return 1.0
+    steady = signals.next_batch_bytes / max(signals.compute_seconds, 0.001) * signals.devices[name].access_share
+    return min(1.0, steady / need.bytes_per_second)
+
+
+def _neighbours(name: str, capacity: Capacity, view: NodeView) -> list[Neighbour]:
+    """The best-effort cgroups that use this device."""
+    return [
+        Neighbour(one.job.id, used_share(one.devices[name], capacity), one.job.weight)
+        for one in view.neighbours
+        if name in one.devices and one.devices[name].access_share > 0.0
+    ]

@@ -1,0 +1,220 @@
+"""One device under the adaptive policy: who starves for lack of it, who may use how much, and whom to cap.
+
+Learned on a real kernel (policy prototype, 82 runs): io.max only caps, so a job that waits because others use the
+device is helped by capping the others; caps on jobs that keep within their share only make stalls of their own; the
+neighbour's cap is what need leaves over, times a trim that is cut at once and raised slowly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from agent import pool as elastic
+from agent.policies.base import Moment, PolicySettings
+from agent.policies.best_effort import BestEffort, Neighbour, guard
+from agent.policies.caps import Cap, bounded, follow
+from agent.pool import Claim, Pool, fill
+from agent.types import DeviceInfo, DeviceView, Entitlement, JobId, PoolState, Quota
+
+VICTIM_RATIO = 0.95
+"""A job is short when it receives less than this part of its fair need (policy prototype)."""
+
+OVER_RATIO = 1.1
+"""A job is over its share when it uses more than this many times its fair part (policy prototype)."""
+
+OTHERS_SHARE = 0.05
+"""Where others use less of the device than this there is nothing to win by capping them."""
+
+REOPEN_SECONDS = 5.0
+"""A gate that opens again within this time after closing is held twice as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One training job on this device; shares of the device.
+
+    `want` is its need with trim and refill, `steady` the need without refill (None: unknown), `used` what it achieves.
+    `helpable`: more local bandwidth can help it, and its score is known well enough to act on.
+    """
+
+    job: JobId
+    want: float
+    steady: float | None
+    used: float
+    score: float
+    iteration: int
+    weight: float
+    helpable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """What is remembered of one device. Times in monotonic seconds."""
+
+    open_until: float = -inf
+    hold: float = 0.0
+    pool: Pool = field(default_factory=Pool)
+    caps: Mapping[JobId, Cap] = field(default_factory=dict)
+    best_effort: BestEffort = field(default_factory=BestEffort)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was decided for one device."""
+
+    state: DeviceState
+    quotas: Mapping[JobId, Quota]
+    entitlements: Mapping[JobId, Entitlement]
+    pool: PoolState
+    open: bool
+    victims: frozenset[JobId]
+
+
+def decide(
+    before: DeviceState,
+    device: DeviceView,
+    members: Sequence[Member],
+    neighbours: Sequence[Neighbour],
+    *,
+    moment: Moment,
+    settings: PolicySettings,
+) -> Outcome:
+    """Victims, then gate, entitlements, caps on training, caps on best effort."""
+    victims = find_victims(members, neighbours, moment.available, settings)
+    until, hold = _gate(before, bool(victims), moment.now, settings)
+    is_open = moment.now < until or not settings.switches.gate
+    claims = [
+        Claim(m.job, m.want if is_open else 0.0, m.score, m.iteration, m.weight, m.helpable and is_open)
+        for m in members
+    ]
+    pool, entitlements, lent = _entitle(before.pool, device.info, claims, moment, settings)
+    caps: dict[JobId, Cap] = {}
+    if is_open and settings.switches.cap_others and _may_cap(device, settings):
+        caps = _training_caps(before.caps, members, victims, entitlements, moment=moment, settings=settings)
+    best_effort = guard(
+        before.best_effort, members, neighbours, victims=victims, is_open=is_open, moment=moment, settings=settings
+    )
+    quotas = {job: _quota(cap, before.caps.get(job), "over its share or healthy") for job, cap in caps.items()}
+    for job, cap in best_effort.caps.items():
+        quotas[job] = _quota(cap, before.best_effort.caps.get(job), "what need leaves over")
+    shares = entitlements if is_open else {}
+    shares |= _left_over(shares, best_effort.caps, lent, settings)
+    state = DeviceState(until, hold, pool, caps, best_effort)
+    return Outcome(state, quotas, shares, lent, is_open, victims)
+
+
+def find_victims(
+    members: Sequence[Member], neighbours: Sequence[Neighbour], available: float, settings: PolicySettings
+) -> frozenset[JobId]:
+    """Jobs below the tight score that receive less than their fair need, while others use the device.
+
+    The fair need is the job's part in a max-min division of the whole device by need.
+    """
+    fair = fill({m.job: m.want for m in members}, settings.usable * available, {m.job: m.weight for m in members})
+    total = sum(m.used for m in members) + sum(n.used for n in neighbours)
+    return frozenset(
+        m.job
+        for m in members
+        if m.helpable
+        and m.score < settings.tight_score
+        and m.used < VICTIM_RATIO * fair[m.job]
+        and total - m.used > OTHERS_SHARE
+    )
+
+
+def _gate(before: DeviceState, victims: bool, now: float, settings: PolicySettings) -> tuple[float, float]:
+    """(open until, hold time): each victim holds the gate open; one that opens again soon is held longer."""
+    hold = before.hold or settings.hold_seconds
+    if not victims:
+        return before.open_until, hold
+    if now >= before.open_until:
+        again = now - before.open_until < REOPEN_SECONDS
+        hold = min(2.0 * hold, settings.longest_hold_seconds) if again else settings.hold_seconds
+    return now + hold, hold
+
+
+def _may_cap(device: DeviceView, settings: PolicySettings) -> bool:
+    """Whether training jobs may be capped on this medium: on HDD own caps only harm (policy prototype)."""
+    return settings.training_caps[device.info.medium] or not settings.switches.media
+
+
+def _entitle(
+    pool: Pool, info: DeviceInfo, claims: Sequence[Claim], moment: Moment, settings: PolicySettings
+) -> tuple[Pool, dict[JobId, Entitlement], PoolState]:
+    """Regular shares and loans; where nobody wants anything running loans only run out."""
+    if settings.switches.allocation:
+        return elastic.allocate(
+            claims,
+            pool,
+            moment.now,
+            device=info.device,
+            medium=info.medium,
+            settings=settings.pool,
+            available=moment.available,
+        )
+    equal = settings.pool.regular / max(1, len(claims))
+    shares = {claim.job: Entitlement(equal) for claim in claims}
+    return Pool(), shares, PoolState(settings.pool.elastic, 0.0, equal * len(claims))
+
+
+def _training_caps(
+    before: Mapping[JobId, Cap],
+    members: Sequence[Member],
+    victims: frozenset[JobId],
+    entitlements: Mapping[JobId, Entitlement],
+    *,
+    moment: Moment,
+    settings: PolicySettings,
+) -> dict[JobId, Cap]:
+    """Caps on who is over its share and on healthy jobs; never on victims nor on who cannot be helped."""
+    caps: dict[JobId, Cap] = {}
+    weights = sum(m.weight for m in members)
+    for m in members:
+        if m.job in victims or not m.helpable:
+            continue
+        fair = settings.usable * moment.available * m.weight / weights
+        cap = _cap(m, before.get(m.job), entitlements[m.job].share, fair, now=moment.now, settings=settings)
+        if cap is not None:
+            caps[m.job] = cap
+    return caps
+
+
+def _cap(
+    m: Member, old: Cap | None, entitled: float, fair: float, *, now: float, settings: PolicySettings
+) -> Cap | None:
+    """The cap of one job, or None.
+
+    It never goes below what the job uses healthily within its fair part. A job that falls sick under its cap without
+    wanting more than its fair part is released; one that wants more keeps to its entitlement.
+    """
+    over = m.used > OVER_RATIO * max(fair, entitled)
+    healthy = m.score > settings.healthy_score and m.used > settings.floor
+    kept = old is not None and (m.score >= settings.tight_score or m.want > fair)
+    if not (over or healthy or kept):
+        return None
+    enough = min(fair, m.used if m.steady is None else m.steady)
+    headroom = settings.headroom if settings.switches.gentle_writes else 0.0
+    target = bounded(max(entitled, enough) * (1.0 + headroom), settings)
+    return None if target is None else follow(old, target, m.used, now, settings)
+
+
+def _quota(cap: Cap, before: Cap | None, why: str) -> Quota:
+    return Quota(cap.share, why, before is None or cap.share < before.share)
+
+
+def _left_over(
+    training: Mapping[JobId, Entitlement], caps: Mapping[JobId, Cap], lent: PoolState, settings: PolicySettings
+) -> dict[JobId, Entitlement]:
+    """Best effort is entitled to what is left of the regular part, and to the pool as far as nobody borrows it."""
+    regular = max(0.0, settings.pool.regular - sum(one.regular for one in training.values()))
+    spare = max(0.0, settings.pool.elastic - lent.lent)
+    shares: dict[JobId, Entitlement] = {}
+    for job, cap in caps.items():
+        part = min(cap.share, regular)
+        rest = min(cap.share - part, spare)
+        shares[job] = Entitlement(part, rest)
+        regular -= part
+        spare -= rest
+    return shares
