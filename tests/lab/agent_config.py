@@ -1,4 +1,4 @@
-"""The agent's configuration for a scenario: what its devices can do and which cgroups train; everything else default."""
+"""The agent's configuration for a scenario: its devices and cgroups; all else is default."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Screen:
             self.elapsed = message["seconds"]
             if kind == "state":
                 if not self.state:
-                    self.phase, self.seconds = "with control", self.seconds or _duration(self.summaries)
+                    self.phase, self.seconds = "with control", _duration()
                     self.say("with control …")
                 self.state = message["state"]
 
@@ -85,15 +85,14 @@ class Screen:
     def render(self) -> RenderableType:
         """The live view: a line on what happens, then the jobs."""
         of = f"/{self.seconds:.0f}" if self.seconds else ""
-        line = f"[bold]{self.phase}[/bold]  {max(0.0, self.elapsed):.0f}{of} s   (total {self._total():.0f} s)"
+        line = f"[bold]{self.phase}[/bold]  {max(0.0, self.elapsed):.0f}{of} s   (total {self.total():.0f} s)"
         return Group(line, jobs_table(self.state)) if self.state else line
 
-    def _total(self) -> float:
+    def total(self) -> float:
         return time.monotonic() - self.started
 
 
-def _duration(summaries: dict[str, dict[str, Any]]) -> float:
-    del summaries
+def _duration() -> float:
     return float(load_scenario(SCENARIO).duration_seconds)
 
 
@@ -152,7 +151,7 @@ def comparison(without: dict[str, Any], controlled: dict[str, Any]) -> Table:
     writes = sum(len(user["io_max"]["changes"]) - 1 for user in _users(controlled))
     table.add_row("changes of io.max seen", "0", str(writes), "")
     agent = controlled["agent"]
-    table.add_row("agent CPU", "", f"{agent['cpu_seconds'] / _duration({}):.3f} core", "")
+    table.add_row("agent CPU", "", f"{agent['cpu_seconds'] / _duration():.3f} core", "")
     table.add_row("agent memory (RSS)", "", f"{agent['resident_bytes'] / MIB:.0f} MiB", "")
     return table
 
@@ -178,35 +177,20 @@ def failures(without: dict[str, Any], controlled: dict[str, Any]) -> list[str]:
     return problems
 
 
-def demo(report: Path | None = None) -> int:
+def demo() -> int:
     """Run it all; returns the exit status."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     screen = Screen(console)
     scenario = load_scenario(SCENARIO)
     python = str(PROJECT / ".venv" / "bin" / "python")
     with tempfile.TemporaryDirectory(prefix="prefetchd-demo-") as out:
-        lab = Lab(devices=devices_of(scenario), timeout=280.0, out_dir=Path(out), progress=screen.progress)
-        with Live(screen.render(), console=console, transient=True, refresh_per_second=4) as live:
-
-            def show(piece: bytes) -> None:
-                screen.feed(piece)
-                live.update(screen.render())
-
-            lab_progress = screen.progress
-
-            def progress(text: str) -> None:
-                lab_progress(text)
-                live.update(screen.render())
-
-            lab = Lab(devices=lab.devices, timeout=lab.timeout, out_dir=lab.out_dir, progress=progress)
-            result = lab.run([python, "-m", "tests.lab.demo_guest", str(SCENARIO)], on_output=show)
-        return _conclude(console, screen, result.status, result.accelerator, Path(out), report)
+        with Live(get_renderable=screen.render, console=console, transient=True, refresh_per_second=4):
+            lab = Lab(devices=devices_of(scenario), timeout=280.0, out_dir=Path(out), progress=screen.progress)
+            result = lab.run([python, "-m", "tests.lab.demo_guest", str(SCENARIO)], on_output=screen.feed)
+        return _conclude(console, screen, result.status, result.accelerator, Path(out))
 
 
-def _conclude(
-    console: Console, screen: Screen, status: int, accelerator: str, out: Path, report: Path | None
-) -> int:
-    del report
+def _conclude(console: Console, screen: Screen, status: int, accelerator: str, out: Path) -> int:
     halves = screen.summaries
     if status != 0 or set(halves) != {"without", "with"}:
         console.print(f"[red]demo failed[/red]: the guest's program ended with status {status}")
@@ -218,7 +202,7 @@ def _conclude(
         console.print(jobs_table(screen.state))
     console.print(comparison(halves["without"], halves["with"]))
     _print_writes(console, halves["with"])
-    console.print(f"real kernel {halves['with']['machine']['kernel']}, {accelerator}, {screen._total():.0f} s in all")
+    console.print(f"real kernel {halves['with']['machine']['kernel']}, {accelerator}, {screen.total():.0f} s in all")
     problems = failures(halves["without"], halves["with"])
     for problem in problems:
         console.print(f"[red]failed[/red]: {problem}")

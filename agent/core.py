@@ -1,0 +1,190 @@
+"""The control core: samples of all jobs -> reports and one decision. Pure: the loop, the simulator and replay share it.
+
+It keeps explicit state per job and for the policy, and reads no clock and no file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agent.diagnosis import DiagnosisSettings, DiagnosisState, NodeContext, diagnose
+from agent.forecast import ForecastSettings, needs
+from agent.health import HealthSettings, HealthState, score
+from agent.policies.base import Policy
+from agent.signals import JobSample, SignalSettings, SignalState, derive
+from agent.types import (
+    Decision,
+    DeviceView,
+    Job,
+    JobId,
+    JobReport,
+    JobView,
+    NeighbourView,
+    NodeView,
+    Signals,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """The settings of every stage."""
+
+    signals: SignalSettings = field(default_factory=SignalSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)
+    diagnosis: DiagnosisSettings = field(default_factory=DiagnosisSettings)
+    forecast: ForecastSettings = field(default_factory=ForecastSettings)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of one job between two steps."""
+
+    sample: JobSample | None = None
+    signals: SignalState | None = None
+    health: HealthState | None = None
+    diagnosis: DiagnosisState | None = None
+    seen_starvation: int = 0
+    starvation: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreResult:
+    """One step: a report per job, the policy's decision, and how many jobs could not be evaluated."""
+
+    reports: Mapping[JobId, JobReport]
+    decision: Decision
+    errors: int
+
+
+class Core:
+    """All per-job state and the policy's; one `step` per pass of the loop."""
+
+    def __init__(self, policy: Policy, settings: CoreSettings) -> None:
+        self.policy = policy
+        self.settings = settings
+        self._state: Any = policy.initial()
+        self._memory: dict[JobId, _Memory] = {}
+        self._decision = Decision({}, {}, {}, {})
+
+    def step(
+        self,
+        now: float,
+        samples: Mapping[JobId, JobSample],
+        jobs: Iterable[Job],
+        devices: Mapping[str, DeviceView],
+    ) -> CoreResult:
+        """Evaluate every job that has a sample and let the policy decide; jobs that are gone are forgotten at once.
+
+        One job whose sample cannot be evaluated is counted and reported without signals; it never stops the others.
+        """
+        present = {job.id: job for job in jobs}
+        self._learn_media(devices)
+        self._memory = {job: self._memory.get(job) or _Memory() for job in present}
+        signals, errors = self._signals(samples, present)
+        used = {job: _used_shares(one, devices) for job, one in signals.items()}
+        totals = _totals(used, devices)
+        reports: dict[JobId, JobReport] = {}
+        for job in present.values():
+            try:
+                reports[job.id] = self._report(job, signals.get(job.id), used.get(job.id, {}), totals, devices)
+            except (ValueError, ArithmeticError):
+                log.exception("job %s cannot be evaluated in this pass", job.name)
+                reports[job.id] = JobReport(job, None, None, None, {}, self._memory[job.id].starvation)
+                errors += 1
+        self._decide(now, reports, devices)
+        return CoreResult(reports, self._decision, errors)
+
+    def _learn_media(self, devices: Mapping[str, DeviceView]) -> None:
+        media = {device: view.info.medium for device, view in devices.items()}
+        if media != self.settings.signals.media:
+            self.settings = replace(self.settings, signals=replace(self.settings.signals, media=media))
+
+    def _signals(
+        self, samples: Mapping[JobId, JobSample], present: Mapping[JobId, Job]
+    ) -> tuple[dict[JobId, Signals], int]:
+        result: dict[JobId, Signals] = {}
+        errors = 0
+        for job, sample in samples.items():
+            memory = self._memory.get(job)
+            if memory is None:
+                continue
+            try:
+                memory.signals, result[job] = derive(memory.sample, sample, memory.signals, self.settings.signals)
+                memory.sample = sample
+            except (ValueError, ArithmeticError):
+                log.exception("sample of job %s cannot be used; starting afresh with the next", present[job].name)
+                memory.sample = memory.signals = None
+                errors += 1
+        return result, errors
+
+    def _report(
+        self,
+        job: Job,
+        signals: Signals | None,
+        used: Mapping[str, float],
+        totals: Mapping[str, float],
+        devices: Mapping[str, DeviceView],
+    ) -> JobReport:
+        memory = self._memory[job.id]
+        if signals is None or not job.training:
+            return JobReport(job, signals, None, None, {}, memory.starvation)
+        shares = {device: quota.share for (owner, device), quota in self._decision.quotas.items() if owner == job.id}
+        entitled = {
+            device: share * capacity.rbps
+            for device, share in shares.items()
+            if device in devices and (capacity := devices[device].info.capacity) is not None
+        }
+        memory.health, health = score(signals, memory.health or HealthState(), self.settings.health, entitled or None)
+        others = {device: max(0.0, total - used.get(device, 0.0)) for device, total in totals.items()}
+        context = NodeContext(quota_share=shares, used_share=used, others_share=others)
+        memory.diagnosis, diagnosis = diagnose(
+            signals, health, context, memory.diagnosis or DiagnosisState(), self.settings.diagnosis
+        )
+        fresh = signals.starvation_events - memory.seen_starvation
+        if fresh > 0:
+            memory.starvation[diagnosis.cause] += fresh
+        memory.seen_starvation = signals.starvation_events
+        need = needs(signals, self.settings.forecast)
+        return JobReport(job, signals, health, diagnosis, need, dict(memory.starvation))
+
+    def _decide(self, now: float, reports: Mapping[JobId, JobReport], devices: Mapping[str, DeviceView]) -> None:
+        usable = {device: view for device, view in devices.items() if view.info.capacity is not None}
+        jobs = tuple(
+            JobView(r.job, r.signals, r.health, r.diagnosis, r.need, r.signals.new_iterations > 0)
+            for r in reports.values()
+            if r.signals is not None and r.health is not None and r.diagnosis is not None
+        )
+        neighbours = tuple(
+            NeighbourView(r.job, r.signals.devices)
+            for r in reports.values()
+            if not r.job.training and r.signals is not None
+        )
+        self._state, self._decision = self.policy.step(self._state, NodeView(now, jobs, neighbours, usable))
+
+
+def _used_shares(signals: Signals, devices: Mapping[str, DeviceView]) -> dict[str, float]:
+    """What a job achieves of each device with known capacity: its busiest dimension (0..1 and above)."""
+    shares: dict[str, float] = {}
+    for device, here in signals.devices.items():
+        capacity = devices[device].info.capacity if device in devices else None
+        if capacity is not None:
+            shares[device] = max(
+                here.read_bytes_per_second / capacity.rbps + here.write_bytes_per_second / capacity.wbps,
+                here.read_requests_per_second / capacity.riops + here.write_requests_per_second / capacity.wiops,
+            )
+    return shares
+
+
+def _totals(used: Mapping[JobId, Mapping[str, float]], devices: Mapping[str, DeviceView]) -> dict[str, float]:
+    """What everybody, unmanaged traffic included, achieves of each device."""
+    totals = {device: view.unmanaged_share for device, view in devices.items()}
+    for shares in used.values():
+        for device, share in shares.items():
+            totals[device] = totals.get(device, 0.0) + share
+    return totals

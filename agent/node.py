@@ -1,0 +1,240 @@
+"""The node as the loop reads it: cgroup tree, probes, devices, and what unmanaged cgroups use of them."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import exp, inf
+from pathlib import Path
+
+from agent.config import Config, DeviceRule
+from agent.jobs import PodLookup, no_pods, select_jobs
+from agent.signals import IoCounts, JobSample
+from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
+from bpf.probes import Probe
+from bpf.samples import BlockCounters, BlockKey, ProbeState, ProbeStatus, Sample, merge_samples
+from cgroup.devices import Devices
+from cgroup.diskstats import parse_diskstats
+from cgroup.errors import CgroupError, DeviceRefused
+from cgroup.io_files import parse_io_stat
+from cgroup.mounts import Mounts
+from cgroup.tree import join
+from cgroup.watch import TreeWatch
+
+log = logging.getLogger(__name__)
+
+UNMANAGED_SECONDS = 1.0
+"""Time constant of the estimate of unmanaged traffic."""
+
+
+class LocalNode:
+    """This machine. `root` is where cgroup v2 is mounted; probes are attached by the caller and closed by `close`."""
+
+    def __init__(
+        self,
+        root: str,
+        config: Config,
+        probes: Sequence[Probe],
+        devices: Mapping[str, DeviceInfo],
+        pods: PodLookup = no_pods,
+    ) -> None:
+        self._root = root
+        self._config = config
+        self._probes = tuple(probes)
+        self._devices = dict(devices)
+        self._pods = pods
+        self._watch = TreeWatch(root, config.loop.scan_seconds)
+        self._jobs: tuple[Job, ...] | None = None
+        self._selected_at = 0.0
+        self._traffic = UnmanagedTraffic()
+        self._sysfs = Devices()
+
+    def jobs(self, now: float) -> tuple[Job, ...]:
+        """The jobs as the tree stands; rules are applied again on a change, and now and then for new pod labels."""
+        changes = self._watch.changes(now)
+        if self._jobs is None or changes or now - self._selected_at >= self._config.loop.scan_seconds:
+            self._selected_at = now
+            jobs = select_jobs(self._watch.known.values(), self._config, self._pods)
+            if jobs != self._jobs:
+                self._announce(self._jobs or (), jobs)
+                self._jobs = jobs
+                for probe in self._probes:
+                    probe.manage([job.id for job in jobs])
+        return self._jobs
+
+    def _announce(self, before: tuple[Job, ...], after: tuple[Job, ...]) -> None:
+        for job in sorted(set(after) - set(before), key=lambda one: one.path):
+            log.info("%s %s: %s", "training job" if job.training else "best effort", job.name, job.path)
+        for job in sorted(set(before) - set(after), key=lambda one: one.path):
+            log.info("gone: %s (%s)", job.name, job.path)
+
+    def sample(self, now_ns: int) -> Sample:
+        """What every probe reads now."""
+        return merge_samples(now_ns, tuple(probe.read(now_ns) for probe in self._probes))
+
+    def job_samples(self, sample: Sample, jobs: Mapping[JobId, Job]) -> Mapping[JobId, JobSample]:
+        """The sample by job; io.stat joins in where the block probe is missing."""
+        parts = split_by_job(sample, jobs)
+        if any(probe.name == "block" and probe.status().state is not ProbeState.UNAVAILABLE for probe in self._probes):
+            return parts
+        return {job: replace(part, io_stat=self._io_stat(jobs[job].path)) for job, part in parts.items()}
+
+    def _io_stat(self, path: str) -> Mapping[str, IoCounts]:
+        try:
+            text = Path(join(self._root, path), "io.stat").read_text(encoding="utf-8", errors="replace")
+            lines = parse_io_stat(text)
+        except (OSError, CgroupError):
+            return {}
+        return {
+            device: IoCounts(line.rbytes or 0, line.wbytes or 0, line.rios or 0, line.wios or 0)
+            for device, line in lines.items()
+        }
+
+    def devices(self, sample: Sample, jobs: Mapping[JobId, Job]) -> Mapping[str, DeviceView]:
+        """The configured devices and those that jobs were seen to use, with what unmanaged cgroups take of them."""
+        for key in sample.blocks:
+            if key.device not in self._devices:
+                self._devices[key.device] = self._observed(key.device)
+        try:
+            disks = parse_diskstats(Path("/proc/diskstats").read_text(encoding="ascii", errors="replace"))
+        except OSError:
+            disks = {}
+        totals = {device: (disk.read_bytes, disk.write_bytes) for device, disk in disks.items()}
+        managed = managed_bytes(sample.blocks, jobs)
+        shares = self._traffic.update(sample.time_ns, totals, managed, self._devices)
+        return {device: DeviceView(info, shares.get(device, 0.0)) for device, info in self._devices.items()}
+
+    def _observed(self, device: str) -> DeviceInfo:
+        """A device that no rule names: measured, never enforced."""
+        try:
+            found = self._sysfs.resolve(device)
+        except DeviceRefused as refusal:
+            log.info("device %s is observed under its number: %s", device, refusal)
+            return DeviceInfo(device, device, Medium.SSD)
+        return DeviceInfo(device, found.name, Medium(found.medium))
+
+    def probes(self) -> tuple[ProbeStatus, ...]:
+        """The state of every probe."""
+        return tuple(probe.status() for probe in self._probes)
+
+    def filenos(self) -> Sequence[int]:
+        """The descriptor of the tree's change events."""
+        return (self._watch.fileno(),)
+
+    def close(self) -> None:
+        """Detach every probe."""
+        for probe in self._probes:
+            probe.close()
+        self._watch.close()
+
+
+def split_by_job(sample: Sample, jobs: Mapping[JobId, Job]) -> dict[JobId, JobSample]:
+    """One `JobSample` per job; slots of cgroups that are no job (any more) are left out."""
+    blocks: dict[JobId, dict[BlockKey, BlockCounters]] = defaultdict(dict)
+    for key, counters in sample.blocks.items():
+        blocks[key.cgroup_id][key] = counters
+    nfs: dict[JobId, dict] = defaultdict(dict)  # type: ignore[type-arg]  # typed by JobSample below
+    for nfs_key, rpc in sample.nfs.items():
+        nfs[nfs_key.cgroup_id][nfs_key] = rpc
+    objects: dict[JobId, dict] = defaultdict(dict)  # type: ignore[type-arg]
+    for object_key, request in sample.objects.items():
+        objects[object_key.cgroup_id][object_key] = request
+    streams: dict[JobId, list] = defaultdict(list)  # type: ignore[type-arg]
+    for stream in sample.streams:
+        streams[stream.cgroup_id].append(stream)
+    return {
+        job: JobSample(
+            job=job,
+            time_ns=sample.time_ns,
+            blocks=blocks.get(job, {}),
+            streams=tuple(streams.get(job, ())),
+            nfs=nfs.get(job, {}),
+            objects=objects.get(job, {}),
+            cache=sample.cache.get(job),
+            workers=sample.workers.get(job),
+        )
+        for job in jobs
+    }
+
+
+def managed_bytes(
+    blocks: Mapping[BlockKey, BlockCounters], jobs: Mapping[JobId, Job]
+) -> dict[str, dict[tuple[JobId, str], int]]:
+    """Cumulative bytes by device, then by (job, op)."""
+    result: dict[str, dict[tuple[JobId, str], int]] = defaultdict(dict)
+    for key, counters in blocks.items():
+        if key.cgroup_id in jobs:
+            result[key.device][key.cgroup_id, key.op] = counters.bytes
+    return result
+
+
+class UnmanagedTraffic:
+    """What cgroups that match no rule use of each device: the device's own counters less those of the jobs."""
+
+    def __init__(self) -> None:
+        self._time_ns: int | None = None
+        self._totals: Mapping[str, tuple[int, int]] = {}
+        self._managed: Mapping[str, Mapping[tuple[JobId, str], int]] = {}
+        self._shares: dict[str, float] = {}
+
+    def update(
+        self,
+        now_ns: int,
+        totals: Mapping[str, tuple[int, int]],
+        managed: Mapping[str, Mapping[tuple[JobId, str], int]],
+        devices: Mapping[str, DeviceInfo],
+    ) -> Mapping[str, float]:
+        """Shares of capacity by device; `totals` holds (read, write) bytes since boot, `managed` those by job."""
+        if self._time_ns is not None and now_ns > self._time_ns:
+            dt = (now_ns - self._time_ns) / 1e9
+            weight = 1.0 - exp(-dt / UNMANAGED_SECONDS)
+            for device, info in devices.items():
+                if info.capacity is not None and device in totals and device in self._totals:
+                    share = self._share(device, info.capacity, totals[device], managed.get(device, {}), dt)
+                    old = self._shares.get(device, 0.0)
+                    self._shares[device] = old + weight * (share - old)
+        self._time_ns, self._totals, self._managed = now_ns, totals, managed
+        return self._shares
+
+    def _share(
+        self,
+        device: str,
+        capacity: Capacity,
+        total: tuple[int, int],
+        managed: Mapping[tuple[JobId, str], int],
+        dt: float,
+    ) -> float:
+        before = self._managed.get(device, {})
+        ours = {"read": 0, "write": 0}
+        for (job, op), count in managed.items():
+            ours[op] += max(0, count - before.get((job, op), 0))
+        read = total[0] - self._totals[device][0] - ours["read"]
+        write = total[1] - self._totals[device][1] - ours["write"]
+        return max(0.0, read / dt / capacity.rbps) + max(0.0, write / dt / capacity.wbps)
+
+
+def configured_devices(rules: Sequence[DeviceRule], mounts: Mounts) -> dict[str, DeviceInfo]:
+    """The devices that the configuration names, by `maj:min`; one that is refused is logged with its reason."""
+    found: dict[str, DeviceInfo] = {}
+    for rule in rules:
+        try:
+            device = mounts.resolve(rule.device, rule.medium)
+        except DeviceRefused as refusal:
+            log.warning("device %r of the configuration is left out: %s", rule.device, refusal)
+            continue
+        found[device.device] = DeviceInfo(device.device, device.name, Medium(device.medium), _capacity(rule))
+    return found
+
+
+def _capacity(rule: DeviceRule) -> Capacity | None:
+    """What the rule says; a dimension left out is unlimited, and without a read rate nothing is enforced."""
+    if rule.read_bytes_per_second is None:
+        return None
+    return Capacity(
+        rbps=rule.read_bytes_per_second,
+        wbps=rule.write_bytes_per_second or inf,
+        riops=rule.read_requests_per_second or inf,
+        wiops=rule.write_requests_per_second or inf,
+    )
