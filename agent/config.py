@@ -119,7 +119,7 @@ class HealthSection(_Section, frozen=True):
 
 
 class GainsSection(_Section, frozen=True):
-    """PID gains in relative quota per 100 points of error; left out means the medium's own default."""
+    """PID gains: relative change of a quota per point of error (kp), point and second (ki), point per second (kd)."""
 
     kp: Annotated[float, msgspec.Meta(ge=0)] | None = None
     ki: Annotated[float, msgspec.Meta(ge=0)] | None = None

@@ -20,7 +20,7 @@ def test_shipped_examples_are_valid_when_uncommented():
     parsed = config.parse(uncommented)
     assert len(parsed.jobs) == 2
     assert parsed.devices[0].read_bytes_per_second == 6.5e9
-    assert parsed.pid.ssd.kp == 0.5
+    assert parsed.pid.ssd.kp == 0.005
 
 
 @pytest.mark.parametrize(
