@@ -106,10 +106,10 @@ def _add_block(delta: Delta, read: bool, new: BlockCounters, old: BlockCounters)
     delta.total += latency
     delta.total_throttle = _added(delta.total_throttle, new.throttle_ns, old.throttle_ns)
     if not read:
-        delta.wbytes += new.bytes - old.bytes
+        delta.wbytes += _grown(new.bytes, old.bytes)
         delta.writes += requests
         return
-    delta.rbytes += new.bytes - old.bytes
+    delta.rbytes += _grown(new.bytes, old.bytes)
     delta.reads += requests
     delta.latency += latency
     delta.squares += _grown(new.latency_us_squared, old.latency_us_squared) * 1e-12

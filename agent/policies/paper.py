@@ -34,11 +34,15 @@ from agent.types import (
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One cgroup on one device, in shares: its regular quota, the cap as written, what it asks the pool for."""
+    """One cgroup on one device, in shares: its regular quota, the cap as written, what it asks the pool for.
+
+    `extra` is what is left of a first cap above the entitlement (the job used more than that when it was first seen).
+    """
 
     regular: float
     quota: float
     ask: float = 0.0
+    extra: float = 0.0
     pid: PidState = field(default_factory=PidState)
     terms: PidTerms | None = None
     cut: bool = False
@@ -135,7 +139,7 @@ class Paper:
         for job, used in new:
             regular = part * job.weight / weights * min(1.0, room / wanted)
             first = max(used, regular) if job.training else regular
-            slots[job.id] = SlotState(regular, min(first, 1.0))
+            slots[job.id] = SlotState(regular, min(first, 1.0), extra=min(first, 1.0) - regular)
         return slots
 
     def _change(self, job: JobView, slots: dict[Slot, SlotState], view: NodeView, before: float | None) -> float:
@@ -219,7 +223,10 @@ class Paper:
     def _caps(
         self, name: str, slots: dict[Slot, SlotState], pool: Pool, changes: Mapping[JobId, float], view: NodeView
     ) -> PoolState:
-        """Move the caps of the jobs that act towards their entitlement, one step of ±20 % at most."""
+        """Move the caps of the jobs that act to what they may use, one step of ±20 % at most.
+
+        What a first cap left above the entitlement goes in such steps too, but not while the job asks for more.
+        """
         lent = _lent(pool)
         training = {job.job.id for job in view.jobs}
         limit = self.settings.step_limit
@@ -227,12 +234,13 @@ class Paper:
             if where != name:
                 continue
             share = slot.regular + lent.get(job, 0.0)
-            quota = slot.quota
+            quota, extra = slot.quota, slot.extra
             if job not in training:
                 quota = share
             elif job in changes:
-                quota = clip(share, slot.quota * (1.0 - limit), slot.quota * (1.0 + limit))
-            slots[job, where] = replace(slot, quota=quota, cut=quota < slot.quota)
+                extra = extra if changes[job] > 0.0 else extra * (1.0 - limit)
+                quota = clip(share + extra, slot.quota * (1.0 - limit), slot.quota * (1.0 + limit))
+            slots[job, where] = replace(slot, quota=quota, extra=extra, cut=quota < slot.quota)
         regular = sum(slot.regular for (_, where), slot in slots.items() if where == name)
         return PoolState(self.settings.pool.elastic, sum(lent.values()), regular, pool.loans)
 
