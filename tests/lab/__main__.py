@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.lab.cache import PROJECT
+from tests.lab.demo import demo
 from tests.lab.errors import LabBroken
 from tests.lab.machine import Lab, LabResult
 
@@ -70,9 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.lab", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="shell | run | pytest")
+    commands = parser.add_subparsers(required=True, metavar="shell | run | pytest | demo")
     shell = commands.add_parser("shell", help="open a root shell in the guest")
     shell.set_defaults(run=_shell)
+    demonstration = commands.add_parser("demo", help="training jobs beside a greedy reader, without and with control")
+    demonstration.set_defaults(run=_demo)
     for name, run, text in (
         ("run", _run, "run one command as root in the guest"),
         ("pytest", _pytest, "run a pytest selection in the guest; junit.xml is left in the out folder"),
@@ -94,6 +97,11 @@ def _shell(arguments: argparse.Namespace, progress: ProgressLine) -> int:
         progress("boots a guest with a shell; leave it with `exit`")
         progress.done()
         return subprocess.run(argv, check=False, cwd=PROJECT).returncode
+
+
+def _demo(arguments: argparse.Namespace, progress: ProgressLine) -> int:
+    del arguments, progress  # it has a display of its own
+    return demo()
 
 
 def _run(arguments: argparse.Namespace, progress: ProgressLine) -> int:

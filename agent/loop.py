@@ -1,0 +1,227 @@
+"""One pass of the agent, `Loop.tick(now)`, and the life around it, `run()`: clock, wake-ups, signals, fail open.
+
+A pass reads every probe once, lets the core decide, and brings the control files in line. It is made every
+`interval_seconds`, so a job's tick comes at most that much after the end of its iteration: waking for every event
+would cost 5-14 µs each and decide nothing earlier than a limit can act (blk-throttle's slice is 100 ms).
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Protocol, Self
+
+from agent.core import Core
+from agent.jobs import by_id
+from agent.limits import Desired, desired_limits
+from agent.signals import JobSample
+from agent.types import DeviceView, Job, JobId, Slot, TickReport
+from bpf.samples import ProbeState, ProbeStatus, Sample
+from cgroup.enforce import Enforcer, Mode, WriteResult
+from cgroup.lines import IO_MAX
+
+log = logging.getLogger(__name__)
+
+
+class Node(Protocol):
+    """What the loop reads: the real node, or a made-up one in tests."""
+
+    def jobs(self, now: float) -> tuple[Job, ...]:
+        """The jobs and best-effort cgroups as they stand."""
+
+    def sample(self, now_ns: int) -> Sample:
+        """What every probe reads at this moment."""
+
+    def job_samples(self, sample: Sample, jobs: Mapping[JobId, Job]) -> Mapping[JobId, JobSample]:
+        """The same by job, with what the cgroup files add."""
+
+    def devices(self, sample: Sample, jobs: Mapping[JobId, Job]) -> Mapping[str, DeviceView]:
+        """Devices with their capacity and what unmanaged cgroups use of them."""
+
+    def probes(self) -> tuple[ProbeStatus, ...]:
+        """The state of every probe."""
+
+    def filenos(self) -> Sequence[int]:
+        """Descriptors that become readable when the set of jobs may have changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """Bounds of caps (shares), the kill switch, and the age (seconds) beyond which nothing seen is trusted."""
+
+    floor: float = 0.02
+    ceiling: float = 1.0
+    interval_seconds: float = 0.1
+    stale_seconds: float = 3.0
+    kill_switch: Path | None = None
+
+
+class Loop:
+    """Sample, decide, write, report. `latest` is read by other threads; it is replaced as a whole."""
+
+    def __init__(self, node: Node, core: Core, enforcer: Enforcer, settings: LoopSettings) -> None:
+        self.node = node
+        self.core = core
+        self.enforcer = enforcer
+        self.settings = settings
+        self.latest: TickReport | None = None
+        self._ticks = 0
+        self._seconds = 0.0
+        self._job_errors = 0
+        self._wanted_mode: Mode = enforcer.mode
+        self.restores = 0
+        self._last: float | None = None
+
+    def tick(self, now: float, wall: float = 0.0) -> TickReport:
+        """One pass at `now` (monotonic seconds); `wall` is Unix time, for the report alone."""
+        notes = self._obey_kill_switch()
+        if self._last is not None and now - self._last > self.settings.stale_seconds:
+            log.error("no pass for %.1f s: everything seen is stale, releasing all limits", now - self._last)
+            self._count_restores(self.enforcer.release_all("samples were stale"))
+        self._last = now
+        jobs = by_id(self.node.jobs(now))
+        sample = self.node.sample(int(now * 1e9))
+        devices = self.node.devices(sample, jobs)
+        result = self.core.step(now, self.node.job_samples(sample, jobs), jobs.values(), devices)
+        self._job_errors += result.errors
+        probes = self.node.probes()
+        desired: Desired = {}
+        if _blind(probes):
+            notes += ("the block probe is unavailable: nothing is enforced",)
+        else:
+            desired = desired_limits(result.decision, jobs, devices, self.settings.floor, self.settings.ceiling)
+        self.enforcer.reconcile(desired, now)
+        if self.enforcer.suspended:
+            notes += (f"enforcement is suspended: {self.enforcer.suspended}",)
+        self._ticks += 1
+        self.latest = TickReport(
+            time=now,
+            wall_time=wall,
+            mode=self.enforcer.mode,
+            policy=self.core.policy.name,
+            jobs=result.reports,
+            devices=devices,
+            decision=result.decision,
+            applied=self._applied(),
+            writes={str(result): count for result, count in self.enforcer.counters.items()},
+            conflicts=len(self.enforcer.conflicts),
+            restores=self.restores,
+            sample=sample,
+            probes=probes,
+            ticks=self._ticks,
+            duration_seconds=0.0,
+            seconds_total=self._seconds,
+            job_errors=self._job_errors,
+            notes=notes,
+        )
+        return self.latest
+
+    def took(self, seconds: float) -> None:
+        """Account the time of the last pass."""
+        self._seconds += seconds
+        if self.latest is not None:
+            self.latest = replace(self.latest, duration_seconds=seconds, seconds_total=self._seconds)
+
+    def disarm(self, why: str) -> None:
+        """Turn enforce into dry-run at once and for good, and restore."""
+        self._wanted_mode = "dry-run" if self._wanted_mode == "enforce" else self._wanted_mode
+        self._set_mode(self._wanted_mode, why)
+
+    def _obey_kill_switch(self) -> tuple[str, ...]:
+        switch = self.settings.kill_switch
+        if switch is not None and switch.exists():
+            if self._wanted_mode == "enforce":
+                self._set_mode("dry-run", f"{switch} exists")
+                return (f"kill switch: {switch} exists; remove it to enforce again",)
+            return ()
+        self._set_mode(self._wanted_mode, "the kill switch is gone")
+        return ()
+
+    def _set_mode(self, mode: Mode, why: str) -> None:
+        if self.enforcer.mode != mode:
+            log.warning("mode %s -> %s: %s", self.enforcer.mode, mode, why)
+            self._count_restores(self.enforcer.set_mode(mode))
+
+    def release(self, why: str) -> None:
+        """Put everything back; the last thing before the end."""
+        self._count_restores(self.enforcer.release_all(why))
+
+    def _count_restores(self, results: Sequence[WriteResult]) -> None:
+        self.restores += sum(1 for one in results if one.result == "written")
+
+    def _applied(self) -> dict[Slot, tuple[int | None, int | None, int | None, int | None]]:
+        """The caps in force (in a dry run: that would be), by job and device."""
+        return {
+            (line.cgroup_id, line.device): (
+                state.wrote["rbps"],
+                state.wrote["wbps"],
+                state.wrote["riops"],
+                state.wrote["wiops"],
+            )
+            for line, state in self.enforcer.managed.items()
+            if line.file == IO_MAX
+        }
+
+
+def _blind(probes: tuple[ProbeStatus, ...]) -> bool:
+    """Without the block probe nobody knows what a cap does to a job, so none is set (fail open)."""
+    return not any(probe.name == "block" and probe.state is not ProbeState.UNAVAILABLE for probe in probes)
+
+
+class SignalFlags:
+    """SIGTERM and SIGINT ask to stop, SIGUSR1 to disarm; handlers only set flags. Undone on exit."""
+
+    def __init__(self) -> None:
+        self.stop = ""
+        self.disarm = False
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() itself returned
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGUSR1:
+            self.disarm = True
+        else:
+            self.stop = signal.Signals(number).name
+
+
+def run(loop: Loop, *, duration: float | None, after_tick: Sequence[Callable[[TickReport], None]] = ()) -> str:
+    """Pass after pass until a signal or `duration` seconds; returns why it ended. The caller releases and closes."""
+    with SignalFlags() as flags:
+        started = time.monotonic()
+        due = started
+        while not flags.stop:
+            now = time.monotonic()
+            if duration is not None and now - started >= duration:
+                return f"--duration {duration:g} s is over"
+            if flags.disarm:
+                flags.disarm = False
+                loop.disarm("SIGUSR1")
+            loop.tick(now, time.time())
+            loop.took(time.monotonic() - now)
+            for hook in after_tick:
+                hook(loop.latest)  # type: ignore[arg-type]  # set by tick
+            due = max(due + loop.settings.interval_seconds, time.monotonic())
+            _sleep_until(due, loop.node.filenos(), flags)
+        return flags.stop
+
+
+def _sleep_until(due: float, filenos: Sequence[int], flags: SignalFlags) -> None:
+    """Wait until `due`; a change of the cgroup tree or a signal ends the wait early."""
+    remaining = due - time.monotonic()
+    if remaining > 0 and not flags.stop:
+        select.select([fd for fd in filenos if fd >= 0], [], [], remaining)
