@@ -15,6 +15,7 @@ from agent.errors import PrefetchdError
 COMMANDS = {
     "run": "measure this node and, when told to, move bandwidth to the jobs about to starve",
     "doctor": "check every precondition and name the fix",
+    "exec": "run a training command in a cgroup of its own",
     "restore": "set every limit that an agent left behind to its prior value",
 }
 EPILOG = """\
