@@ -77,7 +77,7 @@ class Link:
     Not modelled: loss and TCP's reaction to it, server caches.
     """
 
-    __slots__ = ("_backlog", "_busy", "_events", "_free_at", "bytes_per_second", "foreign", "packets", "round_trip")
+    __slots__ = ("_backlog", "_events", "_free", "_free_at", "bytes_per_second", "foreign", "packets", "round_trip")
 
     FRAME_BYTES = 1448
     FLOOR = 0.02
@@ -88,7 +88,7 @@ class Link:
         self.round_trip = round_trip
         self.foreign = 0.0
         self.packets = 0
-        self._busy = slots
+        self._free = slots
         self._backlog: deque[Request] = deque()
         self._free_at = 0.0
 
@@ -99,24 +99,24 @@ class Link:
 
     def accept(self, request: Request) -> None:
         """Send the request, or keep it until a slot is free."""
-        if self._busy:
+        if self._free:
             self._send(request)
         else:
             self._backlog.append(request)
 
     def _send(self, request: Request) -> None:
         now = self._events.now
-        self._busy -= 1
+        self._free -= 1
         request.issued = now
         self._free_at = max(self._free_at, now + self.round_trip / 2) + request.size / self.rate
         self._events.at(self._free_at + self.round_trip / 2, self._received, request)
 
     def _received(self, request: Request) -> None:
-        self._busy += 1
+        self._free += 1
         self.packets += request.size // self.FRAME_BYTES + request.size // (2 * self.FRAME_BYTES) + 3
-        request.complete(self._events.now)
-        if self._backlog and self._busy:
+        if self._backlog:
             self._send(self._backlog.popleft())
+        request.complete(self._events.now)
 
 
 class FairQueue:

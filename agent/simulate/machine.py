@@ -83,7 +83,7 @@ def build_device(events: Events, device: Device, machine: Machine) -> Stage:
 
 
 def device_info(device: Device) -> DeviceInfo:
-    """The device as the agent is told of it: an SSD with all four limits, an HDD with bytes alone, a mount with none."""
+    """The device as the agent is told of it: an SSD with all four limits, an HDD with bytes alone, a mount none."""
     rate = float(device.bytes_per_second)
     if device.kind == "ssd":
         requests = float(device.iops)

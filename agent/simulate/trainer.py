@@ -48,7 +48,7 @@ class Warmth(NamedTuple):
 class _Worker:
     """One preparation worker: reads its batch one request after the other, then prepares it on a CPU."""
 
-    __slots__ = ("first", "job", "life", "left", "number", "random", "since", "source")
+    __slots__ = ("first", "job", "left", "life", "number", "random", "since", "source")
 
     def __init__(self, job: Trainer, life: int, generator: random.Random) -> None:
         self.job = job
@@ -100,8 +100,9 @@ class _Worker:
 class Trainer:
     """One job of a scenario, from its start over its restarts to its end.
 
-    `sources` are its data on `device` and, if it has one, on `slow_device`. With `warm` it begins as a job that has been running. Truth is kept in `iterations`; the agent sees
-    `stream()` alone. Workers of a life that has ended finish their request and stop.
+    `sources` are its data on `device` and, if it has one, on `slow_device`. With `warm` it begins as a job that has
+    been running. Truth is kept in `iterations`; the agent sees `stream()` alone. Workers of a life that has ended
+    finish their request and stop.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class Trainer:
     def stream(self) -> StreamCounters | None:
         """The job's loader as the agent's probes see it; None before the first sign of a life and between two."""
         loader = self._loader
-        if not self.alive or not (loader.iterations or loader.waiting_since_ns):
+        if not self.alive or (not loader.iterations and loader.waiting_since_ns is None):
             return None
         counters = loader.take(self.cgroup, f"{self.life}/0")
         if self.spec.hints:

@@ -1,0 +1,116 @@
+"""What governs a simulated node: nothing, fixed caps, a scheduler, or the agent's own core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+from agent.simulate.blk_throttle import Limits
+from agent.simulate.closed_loop import Agent
+from agent.simulate.node import Scheduling, SimulatedNode
+from agent.simulate.scenario import Scenario
+from agent.types import Capacity, Slot
+
+NEIGHBOUR_CAP_RATIO = 0.10
+JOB_WEIGHT, NEIGHBOUR_WEIGHT = 500.0, 50.0
+BFQ_DEPTH = 4
+"""Requests that bfq keeps in the device: it serves one queue at a time and injects little."""
+
+
+class Controller(Protocol):
+    """Called once at the start and then at its own interval (seconds; infinity: never again)."""
+
+    interval: float
+    writes: int
+    busy_seconds: float
+
+    def step(self, node: SimulatedNode, now: float) -> None:
+        """Look at the node and set limits."""
+
+
+@dataclass
+class Fixed:
+    """Caps that are set once: `share` of a slot's device (None: uncapped)."""
+
+    share: Callable[[SimulatedNode, Slot], float | None]
+    interval: float = inf
+    writes: int = 0
+    busy_seconds: float = 0.0
+
+    def step(self, node: SimulatedNode, now: float) -> None:
+        """Set every cap."""
+        del now
+        for slot, throttle in node.throttles().items():
+            share = self.share(node, slot)
+            capacity = node.views[slot[1]].info.capacity
+            if share is not None and capacity is not None:
+                throttle.set_limits(_limits(capacity, share))
+                self.writes += 1
+
+
+def _limits(capacity: Capacity, share: float) -> Limits:
+    return Limits(*(rate * share for rate in (capacity.rbps, capacity.wbps, capacity.riops, capacity.wiops)))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyKind:
+    """How a policy is set up: its controller, and the scheduler it needs."""
+
+    controller: Callable[[], Controller]
+    scheduling: Callable[[Scenario], Scheduling] | None = None
+    unlimited: bool = False
+    about: str = ""
+
+
+def _uncapped() -> Controller:
+    return Fixed(_no_share)
+
+
+def _no_share(node: SimulatedNode, slot: Slot) -> None:
+    del node, slot
+
+
+def _equal_share(node: SimulatedNode, slot: Slot) -> float | None:
+    return 1.0 / len(node.scenario.users_of(slot[1]))
+
+
+def _neighbour_share(node: SimulatedNode, slot: Slot) -> float | None:
+    return None if slot[0] in node.trainers else NEIGHBOUR_CAP_RATIO
+
+
+def _bfq(weights: tuple[float, float]) -> Callable[[Scenario], Scheduling]:
+    def scheduling(scenario: Scenario) -> Scheduling:
+        del scenario
+        return Scheduling(weights, depth=BFQ_DEPTH)
+
+    return scheduling
+
+
+def _iocost(weights: tuple[float, float]) -> Callable[[Scenario], Scheduling]:
+    """io.cost as the lab sets it up: rates as measured with large sequential and 4 KiB random reads."""
+
+    def scheduling(scenario: Scenario) -> Scheduling:
+        cost = {}
+        for device in scenario.devices:
+            rate = float(device.bytes_per_second)
+            per_page = 1.0 / device.iops if device.kind == "ssd" else 4096 / rate
+            cost[device.name] = (1.0 / rate, max(0.0, per_page - 4096 / rate))
+        return Scheduling(weights, pace=True, cost=cost)
+
+    return scheduling
+
+
+POLICIES: dict[str, PolicyKind] = {
+    "none": PolicyKind(_uncapped, about="free for all"),
+    "static": PolicyKind(lambda: Fixed(_equal_share), about="io.max: every user an equal part of each device"),
+    "nbcap": PolicyKind(lambda: Fixed(_neighbour_share), about="io.max: neighbours 10 % of their device"),
+    "bfq": PolicyKind(_uncapped, _bfq((100.0, 100.0)), about="bfq, equal weights (simple model)"),
+    "bfqw": PolicyKind(_uncapped, _bfq((JOB_WEIGHT, NEIGHBOUR_WEIGHT)), about="bfq, 500:50 (simple model)"),
+    "iocost": PolicyKind(_uncapped, _iocost((100.0, 100.0)), about="io.cost, equal weights (simple model)"),
+    "iocostw": PolicyKind(_uncapped, _iocost((JOB_WEIGHT, NEIGHBOUR_WEIGHT)), about="io.cost, 500:50 (simple model)"),
+    "paper": PolicyKind(lambda: Agent("paper"), about="the paper's law, literally"),
+    "adaptive": PolicyKind(lambda: Agent("adaptive"), about="the default policy"),
+    "unlimited": PolicyKind(_uncapped, unlimited=True, about="storage that is never short: the upper bound"),
+}
