@@ -26,8 +26,10 @@ from agent.types import DeviceView, Job, JobId, Slot
 from bpf.samples import BlockCounters, BlockKey, CacheCounters, NfsCounters, NfsKey, WorkerTime
 
 FIRST_CGROUP = 1000
-FLUSH_BLOCK = 1 << 20
+EXTENT_BLOCK = 1 << 20
 """Extents are aligned to it, as in the lab."""
+BLOCK_KINDS = ("ssd", "hdd")
+"""Kinds of devices that the block layer serves; any other is a mount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class SimulatedNode:
         self.devices = {one.name: build_device(self.events, one, machine) for one in scenario.devices}
         self.views = {one.name: DeviceView(device_info(one)) for one in scenario.devices}
         self._sources: dict[JobId, list[Source]] = {}
-        self._packets = {one.name for one in scenario.devices if one.kind == "remote"}
+        self._packets = {one.name for one in scenario.devices if one.kind not in BLOCK_KINDS}
         self._unlimited = Unlimited(self.events) if unlimited else None
         self._entries = self._schedule(scheduling)
         self._node_cache = PageCache(machine.memory_bytes)
@@ -90,7 +92,7 @@ class SimulatedNode:
         if scheduling is None:
             return entries
         for one in self.scenario.devices:
-            if one.kind == "remote":
+            if one.kind not in BLOCK_KINDS:
                 continue
             per_byte, per_request = (scheduling.cost or {}).get(one.name, (1.0 / one.bytes_per_second, 0.0))
             entries[one.name] = FairQueue(
@@ -116,7 +118,7 @@ class SimulatedNode:
         """The user's extent of a device: an equal part of it, as the lab lays data out."""
         spec = self.scenario.device(device)
         users = self.scenario.users_of(device)
-        part = max(user.read_size, spec.size // len(users) // FLUSH_BLOCK * FLUSH_BLOCK)
+        part = max(user.read_size, spec.size // len(users) // EXTENT_BLOCK * EXTENT_BLOCK)
         buffered = isinstance(user, JobSpec) and user.access == "filesystem"
         source = Source(
             self.events,
@@ -126,7 +128,7 @@ class SimulatedNode:
             offset=users.index(user.name) * part,
             length=user.data if buffered and isinstance(user, JobSpec) else part,
             read_size=user.read_size,
-            remote=spec.kind == "remote",
+            remote=spec.kind not in BLOCK_KINDS,
             cache=self._cache(user) if buffered else None,
             file=cgroup,
             copy_bytes_per_second=self.machine.copy_bytes_per_second,
