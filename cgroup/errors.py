@@ -16,6 +16,10 @@ class Vanished(CgroupError):
     """A cgroup or a device is gone. That is churn, not a fault: the caller drops it and goes on."""
 
 
+class ControllerMissing(CgroupError):
+    """The cgroup is there, but not the file: the io controller is not enabled for it."""
+
+
 class DeviceRefused(CgroupError):
     """A device, path or mount on which nothing can or may be enforced, with the reason."""
 
@@ -30,3 +34,7 @@ class JournalFull(JournalError):
 
 class JournalBusy(JournalError):
     """Another process owns the journal."""
+
+
+class GuardianError(CgroupError):
+    """The guardian cannot be started."""

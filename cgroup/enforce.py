@@ -1,0 +1,406 @@
+"""Carries out what the planner says: read, compare, write, and undo it all again.
+
+Rules: nothing is written before the journal has it; a line that somebody else changed is theirs from then on; what
+vanished is dropped; whatever fails, the next call starts from what is really there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from cgroup.errors import CgroupError, ControllerMissing, JournalError, Vanished
+from cgroup.files import LineFiles
+from cgroup.hold import HeldLines
+from cgroup.journal import Entry, Journal
+from cgroup.lines import Limit, Line, Setting, Target, Values, describe_values, line_of
+from cgroup.plan import LineState, PlanState, Rules, Write, plan, raise_window_seconds
+from cgroup.pods import protected
+from cgroup.restore import RestoreReport, recover, restore_line, undo_order
+from cgroup.results import Conflict, Mode, Result, WriteResult, failed, free_line, tell
+
+RETRY_SECONDS = 5.0
+"""A line whose write failed is left alone for this long."""
+
+_log = logging.getLogger(__name__)
+
+
+class Watchman(Protocol):
+    """What the enforcer needs to know of the guardian."""
+
+    def beat(self) -> None:
+        """Tell that the agent lives."""
+
+    def take_restores(self) -> int:
+        """Return how often the guardian put everything back since the last call; waits while it is at it."""
+
+
+class Enforcer:
+    """Keeps the lines of jobs and best-effort cgroups as they are wanted.
+
+    What a predecessor left in the journal is put back first, in any mode (`recovered` tells). Call `reconcile` at least
+    once a second, also with nothing wanted: it retries, releases and tells the guardian that the agent lives. Not safe
+    for threads.
+    """
+
+    def __init__(
+        self,
+        files: LineFiles,
+        journal: Journal | None,
+        mode: Mode = "observe",
+        *,
+        rules: Rules | None = None,
+        guardian: Watchman | None = None,
+        may_enable_io: bool = False,
+    ) -> None:
+        self._files = files
+        self._journal = journal
+        self._rules = rules or Rules()
+        self._guardian = guardian
+        self._mode: Mode = "observe"
+        self._lines: dict[Line, LineState] = {}
+        self._stuck: dict[Line, LineState] = {}
+        self._held = HeldLines(files, journal, may_enable_io=may_enable_io)
+        self._raises: dict[int, tuple[float, ...]] = {}
+        self._retry_at: dict[Line, float] = {}
+        self._conflicts: dict[Line, Conflict] = {}
+        self._refused: set[str] = set()
+        self._counters: Counter[Result] = Counter()
+        self.suspended: str | None = None
+        """Why nothing is enforced although the mode says so (no room for the journal), or None."""
+        self.recovered = self._recover()
+        self.set_mode(mode)
+
+    @property
+    def mode(self) -> Mode:
+        """`observe`: look at nothing; `dry-run`: plan and log; `enforce`: write."""
+        return self._mode
+
+    @property
+    def counters(self) -> Mapping[Result, int]:
+        """How many results of each kind there were; a conflict counts once, when it is found."""
+        return self._counters
+
+    @property
+    def conflicts(self) -> Mapping[Line, Conflict]:
+        """Lines that somebody else changed; they are left alone until `retake`."""
+        return self._conflicts
+
+    @property
+    def managed(self) -> Mapping[Line, LineState]:
+        """Lines under control now (in a dry run: that would be)."""
+        return self._lines
+
+    def actual(self, target: Target) -> Limit:
+        """Return the limits in force at a target. Raises what LineFiles raises."""
+        return Limit(**self._files.read(line_of(target)))
+
+    def set_mode(self, mode: Mode) -> tuple[WriteResult, ...]:
+        """Change the mode; leaving `enforce` puts everything back at once. Raises JournalError without a journal."""
+        if mode == "enforce" and self._journal is None:
+            raise JournalError("enforcement needs a journal, and there is none.")
+        released = self.release_all(f"mode is now {mode}") if mode != self._mode else ()
+        self._mode = mode
+        return released
+
+    def retake(self, target: Target) -> bool:
+        """Manage a target again after a conflict, taking what stands there now as what was there before us."""
+        lines = [line for line in self._conflicts if (line.cgroup_id, line.device) == (target.cgroup_id, target.device)]
+        for line in lines:
+            del self._conflicts[line]
+        return bool(lines)
+
+    def reconcile(self, desired: Mapping[Target, tuple[Setting, str]], now: float) -> tuple[WriteResult, ...]:
+        """Bring the lines to what is desired, each with its reason; lines that are no longer named go back.
+
+        `now` in monotonic seconds. Lines that are left alone (in conflict, failed a moment ago) give no result.
+        """
+        guardian_acted = self._notice_guardian()
+        results = self._retry_stuck(now)
+        if self._mode == "observe" or (self.suspended and not self._resumed()):
+            return self._counted(results)
+        wanted = self._wanted(desired, now, results)
+        writes = self._plan(wanted, now, results)
+        if not guardian_acted and any(w.verdict == "conflict" for w in writes) and self._notice_guardian():
+            writes = self._plan(wanted, now, results)
+        results.extend(self._carry_out(writes, now))
+        return self._counted(results)
+
+    def release_all(self, why: str) -> tuple[WriteResult, ...]:
+        """Put everything back at once, without regard to rates. What cannot be freed is tried again by `reconcile`."""
+        return self._counted(self._release_all(why))
+
+    def close(self) -> tuple[WriteResult, ...]:
+        """Put everything back and give up the journal; close the guardian after this."""
+        results = self.release_all("the agent stops")
+        if self._journal is not None:
+            self._journal.close()
+        return results
+
+    def enable_io(self, path: str, why: str) -> tuple[WriteResult, ...]:
+        """Enable `io` for a cgroup in every ancestor's subtree_control that lacks it, where that is allowed."""
+        return self._counted(self._held.enable_io(path, why, dry=self._mode != "enforce"))
+
+    def set_read_ahead(self, device: str, kilobytes: int, why: str) -> tuple[WriteResult, ...]:
+        """Set a disk's read-ahead; `release_read_ahead`, `release_all` and every restore put it back."""
+        return self._counted([self._held.set_read_ahead(device, kilobytes, why, dry=self._mode != "enforce")])
+
+    def release_read_ahead(self, device: str, why: str) -> tuple[WriteResult, ...]:
+        """Put a disk's read-ahead back."""
+        return self._counted(self._held.release_read_ahead(device, why))
+
+    def _recover(self) -> RestoreReport:
+        if self._journal is None:
+            return RestoreReport()
+        left = dict(self._journal.entries)
+        report = recover(self._files, self._journal, lambda text: _log.warning("restored after a crash: %s", text))
+        self._stuck = {line: LineState(left[line].prior, left[line].wrote) for line in report.failed}
+        return report
+
+    def _release_all(self, why: str) -> list[WriteResult]:
+        if self._mode != "enforce":  # a dry run only remembers what it would have written
+            self._lines.clear()
+        lines = {**self._lines, **self._held.lines, **self._stuck}
+        results = {line: free_line(self._files, line, lines[line], why) for line in sorted(lines, key=undo_order)}
+        self._stuck = {line: lines[line] for line, outcome in results.items() if outcome.result == "error"}
+        self._lines.clear()
+        self._forget(line for line in lines if line not in self._stuck)
+        return list(results.values())
+
+    def _retry_stuck(self, now: float) -> list[WriteResult]:
+        results = []
+        for line in [line for line in self._stuck if self._retry_at.get(line, now) <= now]:
+            self._retry_at[line] = now + RETRY_SECONDS
+            results.append(free_line(self._files, line, self._stuck[line], "tried again"))
+            if results[-1].result != "error":
+                del self._stuck[line]
+                self._forget([line])
+        return results
+
+    def _wanted(
+        self, desired: Mapping[Target, tuple[Setting, str]], now: float, results: list[WriteResult]
+    ) -> dict[Line, tuple[Values, str]]:
+        """Leave out what must not or cannot be written now."""
+        self._drop_vanished_conflicts()
+        self._retry_at = {line: at for line, at in self._retry_at.items() if now < at <= now + RETRY_SECONDS}
+        wanted: dict[Line, tuple[Values, str]] = {}
+        for target, (setting, why) in desired.items():
+            line = line_of(target, setting.file)
+            reason = protected(target.path)
+            if reason is not None:
+                results.extend(self._refuse(line, why, reason))
+            elif line not in self._conflicts and line not in self._stuck:
+                wanted[line] = (setting.values(), why)
+        return wanted
+
+    def _refuse(self, line: Line, why: str, reason: str) -> list[WriteResult]:
+        """Say it once: what asks for this will go on asking."""
+        if line.path in self._refused:
+            return []
+        self._refused.add(line.path)
+        return [failed(line, why, f"never written, since {reason}")]
+
+    def _drop_vanished_conflicts(self) -> None:
+        for line in list(self._conflicts):
+            try:
+                self._files.read(line)
+            except (Vanished, ControllerMissing):
+                del self._conflicts[line]
+            except (OSError, CgroupError):
+                continue
+
+    def _plan(self, wanted: Mapping[Line, tuple[Values, str]], now: float, results: list[WriteResult]) -> list[Write]:
+        actual: dict[Line, Values] = {}
+        for line in [line for line in {**wanted, **self._lines} if line not in self._retry_at]:
+            why = wanted[line][1] if line in wanted else "no longer wanted"
+            values = self._read(line, why, now, results)
+            if values is not None:
+                actual[line] = values
+        return plan(wanted, actual, PlanState(self._lines, self._raises), now, self._rules)
+
+    def _read(self, line: Line, why: str, now: float, results: list[WriteResult]) -> Values | None:
+        """Return what stands there; a line that was lost with its file or its disk is no longer under control."""
+        state = self._lines.get(line)
+        try:
+            values = self._files.read(line)
+            if state is not None and self._mode == "dry-run":
+                return state.wrote
+            if state is not None and values != state.wrote and self._files.generation(line) != state.generation:
+                _log.info("%s was made anew and lost its limits", line)
+                self._forget([line])
+        except Vanished:
+            self._forget([line])
+            results.append(WriteResult(line, "vanished", {}, {}, why))
+            return None
+        except (OSError, CgroupError) as error:
+            if isinstance(error, ControllerMissing):
+                self._forget([line])
+            self._retry_at[line] = now + RETRY_SECONDS
+            results.append(failed(line, why, str(error)))
+            return None
+        return values
+
+    def _carry_out(self, writes: list[Write], now: float) -> list[WriteResult]:
+        if self._mode == "dry-run":
+            return [self._pretend(write, now) for write in writes]
+        ahead = [self._entry(write) for write in writes if write.verdict == "write"]
+        try:
+            if ahead:
+                self._the_journal.record(ahead)
+        except JournalError as error:
+            return self._suspend(error, writes)
+        return [self._perform(write, now) for write in writes]
+
+    def _entry(self, write: Write) -> Entry:
+        state = self._lines.get(write.line)
+        prior = state.prior if state else write.before
+        return Entry(write.line, prior, write.before, {**write.before, **write.after})
+
+    def _suspend(self, error: JournalError, writes: list[Write]) -> list[WriteResult]:
+        """Without a record nothing may be written; and what stands is put back, since it could not be followed up."""
+        self.suspended = str(error)
+        losses = [failed(write.line, write.why, str(error)) for write in writes if write.verdict == "write"]
+        return [*losses, *self._release_all("the journal cannot be written")]
+
+    def _resumed(self) -> bool:
+        try:
+            self._the_journal.probe()
+        except JournalError as error:
+            self.suspended = str(error)
+            return False
+        _log.warning("the journal can be written again; enforcing")
+        self.suspended = None
+        return True
+
+    @property
+    def _the_journal(self) -> Journal:
+        if self._journal is None:
+            raise JournalError("enforcement needs a journal, and there is none.")
+        return self._journal
+
+    def _pretend(self, write: Write, now: float) -> WriteResult:
+        """Remember what would stand there now, so that the next plan is what it would be."""
+        if write.verdict == "write":
+            entry = self._entry(write)
+            self._lines[write.line] = LineState(entry.prior, entry.wrote)
+            self._note_raise(write, now)
+        elif write.verdict == "release":
+            self._lines.pop(write.line, None)
+        if not write.after:
+            return WriteResult(write.line, _quiet(write), write.before, {}, write.why)
+        tell("would write", write.line, write.before, write.after, write.why)
+        return WriteResult(write.line, "dry_run", write.before, write.after, write.why)
+
+    def _perform(self, write: Write, now: float) -> WriteResult:
+        actions: Mapping[str, Callable[[Write, float], WriteResult]] = {
+            "write": self._write,
+            "release": self._give_back,
+            "conflict": self._leave_to_others,
+        }
+        action = actions.get(write.verdict)
+        if action is None:
+            return WriteResult(write.line, _quiet(write), write.before, {}, write.why)
+        try:
+            return action(write, now)
+        except Vanished:
+            self._forget([write.line])
+            return WriteResult(write.line, "vanished", write.before, {}, write.why)
+        except (OSError, CgroupError) as error:
+            self._retry_at[write.line] = now + RETRY_SECONDS
+            self._take_back(write)
+            return failed(write.line, write.why, str(error))
+
+    def _write(self, write: Write, now: float) -> WriteResult:
+        line, entry = write.line, self._entry(write)
+        found = self._files.read(line)
+        if found != write.before:  # changed since it was planned, a moment ago
+            self._take_back(write)
+            if line in self._lines:
+                return self._leave_to_others(write, now)
+            return WriteResult(line, "unchanged", found, {}, "changed while it was planned; looked at again next time")
+        generation = self._lines[line].generation if line in self._lines else self._files.generation(line)
+        self._files.write(line, write.after)
+        self._lines[line] = LineState(entry.prior, entry.wrote, generation)
+        self._note_raise(write, now)
+        tell("wrote", line, write.before, write.after, write.why)
+        return WriteResult(line, "written", write.before, write.after, write.why)
+
+    def _take_back(self, write: Write) -> None:
+        """The announced write did not happen: have the journal say what is still there."""
+        state = self._lines.get(write.line)
+        if state is None:
+            self._forget([write.line])
+            return
+        try:
+            self._the_journal.record([Entry(write.line, state.prior, state.wrote, state.wrote)])
+        except JournalError as error:
+            _log.error("%s", error)
+
+    def _give_back(self, write: Write, now: float) -> WriteResult:
+        outcome = free_line(self._files, write.line, self._lines[write.line], write.why)
+        if outcome.result == "error":
+            self._retry_at[write.line] = now + RETRY_SECONDS
+            return outcome
+        self._note_raise(write, now)
+        self._forget([write.line])
+        return outcome
+
+    def _leave_to_others(self, write: Write, now: float) -> WriteResult:
+        """A foreign change wins. What in the line is still ours is put back, since nobody would do so later."""
+        del now
+        state = self._lines[write.line]
+        outcome = restore_line(self._files, write.line, state.prior, (state.wrote,))
+        self._conflicts[write.line] = Conflict(state.wrote, outcome.before)
+        self._forget([write.line])
+        ours, theirs = describe_values(state.wrote), describe_values(outcome.before)
+        _log.warning("%s: we wrote %s, somebody else %s; left alone from now on", write.line, ours, theirs)
+        return WriteResult(write.line, "conflict", outcome.before, outcome.after, "somebody else changed this line")
+
+    def _notice_guardian(self) -> bool:
+        """Beat, and find out whether the guardian put everything back while the agent stood still."""
+        if self._guardian is None:
+            return False
+        self._guardian.beat()
+        if not self._guardian.take_restores():
+            return False
+        _log.warning("the guardian took the agent for dead and put everything back; starting over")
+        self._forget(self._back_already())
+        return True
+
+    def _back_already(self) -> list[Line]:
+        """Return the lines that hold what was there before us, or are gone."""
+        back = []
+        for line, state in {**self._lines, **self._held.lines}.items():
+            try:
+                if self._files.read(line) == state.prior:
+                    back.append(line)
+            except (Vanished, ControllerMissing):
+                back.append(line)
+            except (OSError, CgroupError):
+                continue
+        return back
+
+    def _note_raise(self, write: Write, now: float) -> None:
+        if write.raises:
+            window = raise_window_seconds(self._rules)
+            recent = (time for time in self._raises.get(write.line.cgroup_id, ()) if now - window < time <= now)
+            self._raises[write.line.cgroup_id] = (*recent, now)
+
+    def _forget(self, lines: Iterable[Line]) -> None:
+        lines = list(lines)
+        for line in lines:
+            self._lines.pop(line, None)
+            self._held.forget(line)
+        if self._journal is not None:
+            self._journal.forget(lines)
+
+    def _counted(self, results: Iterable[WriteResult]) -> tuple[WriteResult, ...]:
+        results = tuple(results)
+        self._counters.update(result.result for result in results)
+        return results
+
+
+def _quiet(write: Write) -> Result:
+    return "rate_limited" if write.verdict == "rate_limited" else "unchanged"

@@ -1,0 +1,215 @@
+"""The agent's side of the guardian: start it, keep it told that the agent lives, replace it when it is gone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cgroup.errors import GuardianError
+from cgroup.journal import BOOT_ID_PATH, DEFAULT_PATH
+from cgroup.tree import CGROUP_ROOT, join
+
+_log = logging.getLogger(__name__)
+
+_START_SECONDS = 5.0
+_RESTORE_SECONDS = 2.0
+_AGAIN_SECONDS = 1.0  # between two starts of a guardian that keeps dying
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from cgroup.guard import main; main(sys.argv[2:])"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardianStatus:
+    """How the guardian is. `moved` tells whether it left the agent's cgroup; `note` why not, or what was wrong."""
+
+    alive: bool
+    pid: int
+    resident_bytes: int
+    moved: bool
+    starts: int
+    restores: int
+    note: str = ""
+
+
+class Guardian:
+    """One guardian process at a time. `limit_seconds` without `beat` and it takes the agent for stuck."""
+
+    def __init__(
+        self,
+        journal: str = DEFAULT_PATH,
+        root: str = CGROUP_ROOT,
+        sys_root: str = "/sys",
+        *,
+        limit_seconds: float = 5.0,
+        cgroup: str = "",
+        boot_id_path: str = BOOT_ID_PATH,
+    ) -> None:
+        self._settings = {
+            "journal": str(journal),
+            "root": str(root),
+            "sys_root": str(sys_root),
+            "limit_seconds": limit_seconds,
+            "cgroup": cgroup,
+            "boot_id_path": str(boot_id_path),
+        }
+        self._limit_seconds = limit_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._unread = b""
+        self._heard_at = 0.0
+        self._unanswered_since: float | None = None
+        self._tried_at = 0.0
+        self._starts = 0
+        self._restores = 0
+        self._taken = 0
+        self._restoring = False
+        self._resident_kilobytes = 0
+        self._moved = False
+        self._note = ""
+
+    def start(self) -> None:
+        """Start it and wait until it is ready. Raises GuardianError with the reason."""
+        ours, theirs = socket.socketpair()
+        arguments = [_root(), str(theirs.fileno()), json.dumps(self._settings)]
+        # -I -S: no site-packages, no user site, no environment: nothing but the standard library and this package.
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *arguments]
+        try:
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            ours.close()
+            raise GuardianError(f"the guardian cannot be started ({error}).") from error
+        finally:
+            theirs.close()
+        self._socket = ours
+        self._unread = b""
+        self._restoring = False
+        self._unanswered_since = None
+        self._starts += 1
+        self._await_ready()
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        self._resident_kilobytes = 0
+        while not self._resident_kilobytes:
+            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+                self._drop()
+                raise GuardianError("the guardian ended or hung before it was ready; its messages are in the log.")
+            self._listen(0.05)
+
+    def beat(self) -> None:
+        """Tell that the agent lives; never blocks, never raises."""
+        if self._socket is None:
+            return
+        if self._unanswered_since is None:
+            self._unanswered_since = time.monotonic()
+        with suppress(OSError):
+            self._socket.send(b".", socket.MSG_DONTWAIT)
+
+    def take_restores(self) -> int:
+        """Return how often it restored since the last call; where it is at it, wait until it is done."""
+        self._listen(0.0)
+        deadline = time.monotonic() + _RESTORE_SECONDS
+        while self._restoring and time.monotonic() < deadline and self._alive():
+            self._listen(0.05)
+        new = self._restores - self._taken
+        self._taken = self._restores
+        return new
+
+    def check(self) -> GuardianStatus:
+        """Look after it: one that is dead or does not answer is replaced, and that is logged."""
+        self._listen(0.0)
+        trouble = self._trouble()
+        if trouble and time.monotonic() - self._tried_at >= _AGAIN_SECONDS:
+            self._tried_at = time.monotonic()
+            _log.warning("the guardian %s; starting another", trouble)
+            self._drop()
+            try:
+                self.start()
+            except GuardianError as error:
+                self._note = str(error)
+                _log.error("%s", error)
+        return self.status
+
+    @property
+    def status(self) -> GuardianStatus:
+        """What is known without looking again."""
+        pid = self._process.pid if self._process else 0
+        resident_bytes = self._resident_kilobytes * 1024
+        return GuardianStatus(self._alive(), pid, resident_bytes, self._moved, self._starts, self._restores, self._note)
+
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _trouble(self) -> str:
+        if self._process is None:
+            return "does not run"
+        code = self._process.poll()
+        if code is not None:
+            return f"(pid {self._process.pid}) died with {code}"
+        waiting = time.monotonic() - self._unanswered_since if self._unanswered_since is not None else 0.0
+        # Twice the limit: where the agent itself was late, the guardian is not to blame.
+        return f"(pid {self._process.pid}) does not answer" if waiting > 2 * self._limit_seconds else ""
+
+    def _listen(self, seconds: float) -> None:
+        """Take in what it said, waiting so long for a first word."""
+        if self._socket is None:
+            return
+        self._socket.settimeout(seconds)
+        with suppress(OSError):
+            while data := self._socket.recv(4096):
+                self._unread += data
+                self._socket.settimeout(0.0)
+        *lines, self._unread = self._unread.split(b"\n")
+        for line in lines:
+            self._hear(line.decode("utf-8", "replace").split())
+
+    def _hear(self, words: list[str]) -> None:
+        self._unanswered_since = None
+        match words:
+            case ["ready", _, kilobytes, moved, *why]:
+                self._resident_kilobytes = int(kilobytes)
+                self._moved = moved == "moved"
+                self._note = " ".join(why)
+                if self._note:
+                    _log.warning("the guardian stays in the agent's cgroup and dies with it: %s", self._note)
+            case ["restoring"]:
+                self._restoring = True
+            case ["restored", *_]:
+                self._restoring = False
+                self._restores += 1
+
+    def _drop(self) -> None:
+        """End a guardian that is of no use. Not gently: it ignores everything else, and the agent is alive."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def close(self) -> None:
+        """Let it go, after the journal was closed: it puts back what is left and ends."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_START_SECONDS)
+        self._drop()
+        if self._moved:
+            with suppress(OSError):
+                Path(join(str(self._settings["root"]), str(self._settings["cgroup"]))).rmdir()
+
+
+def _root() -> str:
+    return str(Path(__file__).resolve().parent.parent)

@@ -1,0 +1,340 @@
+"""What was there before us, written down before it is changed.
+
+The journal lives in /run/prefetchd by default. A crash of the agent must not lose it, but a reboot should: limits die
+with the cgroups they belong to, and /run is the one place that is emptied at the same moment. Where /run does outlive a
+reboot, the boot id in the header tells that every record is void.
+
+One record a line: checksum, then JSON. Each `set` record is whole in itself (what was there before us, what stood
+there just before this write, what is about to be written), so replay takes the last one per line, and a torn or damaged
+record loses one step at most. A record is on disk before the write it announces: after a crash a line therefore holds
+`was`, `wrote`, or what somebody else put there.
+
+Version 1 kept whole io.max lines as text; it is still read.
+"""
+# ruff: noqa: PTH103, PTH104, PTH108, PTH120, PTH123  # the guardian imports this, and pathlib would cost it a megabyte
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cgroup.errors import IoFileError, JournalBusy, JournalError, JournalFull
+from cgroup.lines import IO_MAX, KEYS, Line, Values, parse_line
+
+VERSION = 2
+DEFAULT_PATH = "/run/prefetchd/journal"
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+
+_COMPACT_AFTER = 1000  # records, beside four times what is alive
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line under control: what it held before us, just before the last write, and what that write puts there."""
+
+    line: Line
+    prior: Values
+    was: Values
+    wrote: Values
+
+
+@dataclass(frozen=True, slots=True)
+class JournalState:
+    """What a journal file says. `damaged` counts records skipped for a wrong checksum, a torn last one not included."""
+
+    entries: Mapping[Line, Entry] = field(default_factory=dict)
+    boot_id: str = ""
+    damaged: int = 0
+    torn: bool = False
+
+
+def boot_id(path: str = BOOT_ID_PATH) -> str:
+    """Return the id of this boot, "" where the kernel has none."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def read_journal(path: str) -> JournalState:
+    """Return what the file says; a missing file says nothing. Raises JournalError where a newer version wrote it."""
+    try:
+        with open(path, "rb") as file:
+            return replay(file.read())
+    except FileNotFoundError:
+        return JournalState()
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read ({error.strerror}).") from error
+
+
+def replay(data: bytes) -> JournalState:
+    """Return the state after the records in a file's bytes. Pure. Raises JournalError for a newer version only."""
+    *whole, last = data.split(b"\n")
+    records = [_decode(text) for text in whole]
+    tail = _decode(last)
+    entries: dict[Line, Entry] = {}
+    found_boot_id = ""
+    for record in (*records, tail):
+        kind = record.get("type") if record else None
+        if record and kind == "head":
+            found_boot_id = str(record.get("boot", ""))
+            _refuse_newer(record)
+        elif record and kind == "set":
+            _replay_set(record, entries)
+        elif record and kind == "done":
+            entries.pop(_line(record), None)
+    return JournalState(entries, found_boot_id, records.count(None), torn=bool(last) and tail is None)
+
+
+def _decode(text: bytes) -> dict[str, Any] | None:
+    """Return a record, or None where its checksum or its form is wrong."""
+    checksum, _, body = text.partition(b" ")
+    try:
+        if not body or int(checksum, 16) != zlib.crc32(body):
+            return None
+        record = json.loads(body)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _encode(record: Mapping[str, Any]) -> bytes:
+    body = json.dumps(record, separators=(",", ":"), sort_keys=True).encode("ascii")
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _refuse_newer(head: Mapping[str, Any]) -> None:
+    version = head.get("version", 1)
+    if not isinstance(version, int) or version > VERSION:
+        raise JournalError(
+            f"the journal was written by a newer prefetchd (its version is {version}, {VERSION} is known): "
+            "run `prefetchd restore` of that release."
+        )
+
+
+def _replay_set(record: Mapping[str, Any], entries: dict[Line, Entry]) -> None:
+    """A record whose checksum is right but whose content is not understood cannot be undone; it is left out."""
+    try:
+        line = _line(record)
+        prior, was, wrote = (_values(line, record, name) for name in ("prior", "was", "wrote"))
+    except (KeyError, TypeError, ValueError, IoFileError):
+        return
+    entries[line] = Entry(line, prior, was, wrote)
+
+
+def _line(record: Mapping[str, Any]) -> Line:
+    return Line(int(record["id"]), str(record.get("path", "")), str(record["device"]), str(record["file"]))
+
+
+def _values(line: Line, record: Mapping[str, Any], name: str) -> dict[str, int | None]:
+    """Version 1 has text lines of io.max, and no `was`."""
+    raw = record.get(name, record.get("wrote"))
+    if isinstance(raw, str):
+        return parse_line(Line(line.cgroup_id, line.path, line.device, IO_MAX), raw)
+    if not isinstance(raw, dict):
+        raise TypeError(f"{name} is {raw!r}")
+    return {key: None if raw[key] is None else int(raw[key]) for key in KEYS[line.file] if key in raw}
+
+
+class Journal:
+    """The journal of the one process that may enforce on this host; it holds a lock on it for life."""
+
+    def __init__(self, path: str, lock: int, state: JournalState) -> None:
+        self.path = path
+        self.damaged = state.damaged
+        self._lock = lock
+        self._entries = dict(state.entries)
+        self._file: int | None = None
+        self._appended = 0
+        self._boot_id = ""
+
+    @classmethod
+    def open(cls, path: str = DEFAULT_PATH, *, wait_seconds: float = 0.0, boot_id_path: str = BOOT_ID_PATH) -> Journal:
+        """Take the lock and read what a predecessor left; nothing is written yet.
+
+        Raises JournalBusy where another process holds the lock (after waiting for it), and JournalError.
+        """
+        lock = _take_lock(path + ".lock", wait_seconds)
+        try:
+            state = read_journal(path)
+        except JournalError:
+            os.close(lock)
+            raise
+        this_boot = boot_id(boot_id_path)
+        if state.boot_id and this_boot and state.boot_id != this_boot:
+            state = JournalState()
+        journal = cls(path, lock, state)
+        journal._boot_id = this_boot
+        return journal
+
+    @property
+    def entries(self) -> Mapping[Line, Entry]:
+        """What is under control now."""
+        return self._entries
+
+    def record(self, entries: Sequence[Entry]) -> None:
+        """Write down what is about to be written, durably. Raises JournalFull or JournalError: then do not write."""
+        before = {entry.line: self._entries.get(entry.line) for entry in entries}
+        self._entries.update((entry.line, entry) for entry in entries)
+        try:
+            self._append([_set_record(entry) for entry in entries])
+        except JournalError:
+            for line, entry in before.items():
+                if entry is None:
+                    del self._entries[line]
+                else:
+                    self._entries[line] = entry
+            raise
+
+    def forget(self, lines: Iterable[Line]) -> None:
+        """Note that lines are no longer under control.
+
+        Never raises: without the note a later restore finds nothing of ours in the line and leaves it alone.
+        """
+        gone = [line for line in lines if self._entries.pop(line, None)]
+        if not gone:
+            return
+        try:
+            if self._entries:
+                self._append([_done_record(line) for line in gone])
+            else:
+                self._empty()
+        except JournalError:
+            return
+
+    def probe(self) -> None:
+        """Check that a record could be written now. Raises JournalFull or JournalError."""
+        self._append([{"type": "probe"}])
+
+    def _empty(self) -> None:
+        """Cut the file to nothing: that takes no room, so it works on a full disk as well."""
+        self._close_file()
+        try:
+            os.truncate(self.path, 0)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _translated(error, self.path) from error
+
+    def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        if self._file is None or self._appended > _COMPACT_AFTER + 4 * len(self._entries):
+            self._rewrite()
+        if self._file is None:
+            raise JournalError(f"{self.path} could not be opened.")
+        data = b"".join(map(_encode, records))
+        size = os.fstat(self._file).st_size
+        try:
+            _write_durably(self._file, data)
+        except OSError as error:
+            os.ftruncate(self._file, size)
+            raise _translated(error, self.path) from error
+        self._appended += len(records)
+
+    def _rewrite(self) -> None:
+        """Replace the file by a small one that holds just what is alive; until then the old one stays."""
+        temporary = self.path + ".new"
+        head = {"type": "head", "version": VERSION, "boot": self._boot_id, "pid": os.getpid()}
+        data = b"".join(map(_encode, [head, *map(_set_record, self._entries.values())]))
+        try:
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _translated(error, temporary) from error
+        try:
+            _write_durably(file, data)
+            os.rename(temporary, self.path)
+            _sync_folder(self.path)
+        except OSError as error:
+            os.close(file)
+            _ignore_errors(lambda: os.unlink(temporary))
+            raise _translated(error, temporary) from error
+        self._close_file()
+        self._file = file
+        self._appended = 0
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def close(self) -> None:
+        """Give up the lock. What is still in the journal stays for the next start to restore."""
+        self._close_file()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _set_record(entry: Entry) -> dict[str, Any]:
+    values = {"prior": dict(entry.prior), "was": dict(entry.was), "wrote": dict(entry.wrote)}
+    return {"type": "set", **_line_record(entry.line), **values}
+
+
+def _done_record(line: Line) -> dict[str, Any]:
+    return {"type": "done", **_line_record(line)}
+
+
+def _line_record(line: Line) -> dict[str, Any]:
+    return {"id": line.cgroup_id, "path": line.path, "device": line.device, "file": line.file}
+
+
+def _write_durably(file: int, data: bytes) -> None:
+    """A write that stops short means that there was no more room."""
+    if os.write(file, data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(file)
+
+
+def _translated(error: OSError, path: str) -> JournalError:
+    if error.errno in _NO_ROOM:
+        return JournalFull(f"no room for the journal {path} ({error.strerror}): nothing is enforced until there is.")
+    return JournalError(f"the journal {path} cannot be written ({error.strerror}): nothing is enforced.")
+
+
+def _take_lock(path: str, wait_seconds: float) -> int:
+    """POSIX locks belong to a process: a forked child does not keep one alive, and SIGKILL gives it back."""
+    try:
+        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise _translated(error, path) from error
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+            holder = os.read(file, 20).decode("ascii", "replace").strip()
+            os.close(file)
+            raise JournalBusy(
+                f"another prefetchd (pid {holder or 'unknown'}) enforces on this host and holds {path}; stop it first."
+            ) from error
+        _ignore_errors(lambda: os.ftruncate(file, 0))
+        _ignore_errors(lambda: os.pwrite(file, b"%d\n" % os.getpid(), 0))
+        return file
+
+
+def _ignore_errors(action: Callable[[], object]) -> None:
+    """For what is nice to have but must not stop a restore, on a full disk above all."""
+    try:
+        action()
+    except OSError:
+        return
+
+
+def _sync_folder(path: str) -> None:
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,63 @@
+"""What became of a line that was to be written, and how it is told."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+from cgroup.errors import CgroupError, ControllerMissing, Vanished
+from cgroup.files import LineFiles
+from cgroup.lines import Line, Values, describe_values
+from cgroup.plan import LineState
+from cgroup.restore import restore_line
+
+Mode = Literal["observe", "dry-run", "enforce"]
+Result = Literal["written", "unchanged", "dry_run", "conflict", "vanished", "error", "rate_limited"]
+
+_log = logging.getLogger("cgroup.enforce")
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What became of one line: `before` as read, `after` the keys that were (or in a dry run would be) written."""
+
+    line: Line
+    result: Result
+    before: Values
+    after: Values
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A line that somebody else changed: what we had written, and what stands there instead."""
+
+    expected: Values
+    found: Values
+
+
+def failed(line: Line, why: str, reason: str) -> WriteResult:
+    """Log a failure and return it."""
+    _log.error("%s: %s (wanted: %s)", line, reason, why)
+    return WriteResult(line, "error", {}, {}, reason)
+
+
+def tell(what: str, line: Line, before: Values, after: Values, why: str) -> None:
+    """Log one write: what stood there, what stands there now, why."""
+    old = describe_values({key: before.get(key) for key in after})
+    _log.info("%s %s: %s -> %s (%s)", what, line, old, describe_values(after), why)
+
+
+def free_line(files: LineFiles, line: Line, state: LineState, why: str) -> WriteResult:
+    """Put one line back; never raises."""
+    try:
+        outcome = restore_line(files, line, state.prior, (state.wrote,))
+    except (Vanished, ControllerMissing):
+        return WriteResult(line, "vanished", state.wrote, {}, why)
+    except (OSError, CgroupError) as error:
+        return failed(line, why, str(error))
+    if not outcome.after:
+        return WriteResult(line, "conflict" if outcome.foreign else "unchanged", outcome.before, {}, why)
+    tell("released", line, outcome.before, outcome.after, why)
+    return WriteResult(line, "written", outcome.before, outcome.after, why)
