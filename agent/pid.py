@@ -25,6 +25,10 @@ RESTART_SECONDS = 30.0
 """After a gap this long the past says nothing: the step starts without derivative and with an empty integrator."""
 
 
+SHORTEST_SECONDS = 0.001
+"""Steps closer than this do not move the derivative: a difference over no time is noise."""
+
+
 @dataclass(frozen=True, slots=True)
 class PidGains:
     """Relative change of the quota per point of error (kp), per point and second (ki), per point per second (kd).
@@ -70,9 +74,9 @@ def pid_step(gains: PidGains, state: PidState, error: float, dt: float) -> tuple
         raise ValueError(f"dt of {dt} s is negative; pass the seconds since the last step of this controller")
     if dt > RESTART_SECONDS:
         state = PidState()
-    slope = _slope(gains, state, error, dt)
+    slope, seen = _slope(gains, state, error, dt)
     if abs(error) < DEAD_ZONE:
-        return PidState(state.integral, error, slope), PidTerms(error, 0.0, state.integral, 0.0, 0.0)
+        return PidState(state.integral, seen, slope), PidTerms(error, 0.0, state.integral, 0.0, 0.0)
     proportional, derivative = gains.kp * error, gains.kd * slope
     integral = clip(state.integral + gains.ki * error * dt, -OUTPUT_LIMIT, OUTPUT_LIMIT)
     raw = proportional + integral + derivative
@@ -80,14 +84,17 @@ def pid_step(gains: PidGains, state: PidState, error: float, dt: float) -> tuple
         integral = state.integral
         raw = proportional + integral + derivative
     output = clip(raw, -OUTPUT_LIMIT, OUTPUT_LIMIT)
-    return PidState(integral, error, slope), PidTerms(error, proportional, integral, derivative, output)
+    return PidState(integral, seen, slope), PidTerms(error, proportional, integral, derivative, output)
 
 
-def _slope(gains: PidGains, state: PidState, error: float, dt: float) -> float:
-    """Filtered change of the error in points/s; 0 on the first step, unchanged when no time has passed."""
+def _slope(gains: PidGains, state: PidState, error: float, dt: float) -> tuple[float, float]:
+    """(filtered change of the error in points/s, the error it was seen at).
+
+    0 on the first step; two steps closer than `SHORTEST_SECONDS` say nothing of a slope and wait for the next one.
+    """
     if state.error is None:
-        return 0.0
-    if dt == 0.0:
-        return state.slope
+        return 0.0, error
+    if dt < SHORTEST_SECONDS:
+        return state.slope, state.error
     raw = (error - state.error) / dt
-    return state.slope + gain(dt, gains.filter_seconds) * (raw - state.slope)
+    return state.slope + gain(dt, gains.filter_seconds) * (raw - state.slope), error
