@@ -139,7 +139,8 @@ def pack(folder: Path, archive: Path, root: str) -> None:
 
 
 def _files(folder: Path) -> Iterable[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    walk = os.walk(folder, followlinks=True)  # the chart links to rules and dashboards
+    return sorted(Path(parent) / name for parent, folders, names in walk for name in names)
 
 
 def _epoch() -> int:

@@ -1,0 +1,206 @@
+"""The dashboards: written by the generator, every query answered by a real Prometheus that scrapes a real endpoint."""
+
+import importlib.util
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from agent.config import MetricsSection
+from agent.metrics import ReportCollector
+from agent.server import Endpoint
+from tests.unit.packaging.support import PACKAGING, busy_report
+
+FOLDER = PACKAGING / "grafana"
+FILES = sorted((FOLDER / "dashboards").glob("*.json"))
+WINDOW = "6s"
+
+
+def dashboards():
+    return {path.stem: json.loads(path.read_text()) for path in FILES}
+
+
+def panels(dashboard):
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def queries():
+    for name, dashboard in dashboards().items():
+        for panel in panels(dashboard):
+            for target in panel["targets"]:
+                yield pytest.param(target["expr"], id=f"{name}/{panel['title']}/{target['refId']}")
+
+
+def exported():
+    names = set()
+    for family in ReportCollector(busy_report, "1").collect():
+        names |= {sample.name for sample in family.samples}
+    return names
+
+
+def used(expression):
+    return set(re.findall(r"prefetchd_\w+", expression))
+
+
+@pytest.fixture(scope="session")
+def generator():
+    sys.path.insert(0, str(FOLDER))
+    try:
+        spec = importlib.util.spec_from_file_location("prefetchd_grafana_generate", FOLDER / "generate.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture(scope="session")
+def endpoint():
+    """The agent's own endpoint over reports whose counters grow as time passes."""
+    begun = time.time()
+
+    def latest():
+        now = time.time()
+        return busy_report(step=1 + int((now - begun) * 10), at=now)
+
+    registry = CollectorRegistry()
+    registry.register(ReportCollector(latest, "0.1.0"))
+    served = Endpoint(MetricsSection(listen="127.0.0.1:0"), registry, dict, dict)
+    served.start()
+    yield served
+    served.close()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def prometheus(endpoint, tmp_path_factory):
+    """The address of a Prometheus with the project's scrape configuration and rules, a few seconds into its life."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = yaml.safe_load((PACKAGING / "prometheus" / "scrape.yml").read_text())
+    (job,) = config["scrape_configs"]
+    job |= {"scrape_interval": "500ms", "scrape_timeout": "500ms"}
+    job["static_configs"] = [{"targets": [f"127.0.0.1:{endpoint.port}"]}]
+    config["global"] = {"evaluation_interval": "500ms"}
+    config["rule_files"] = [str(PACKAGING / "prometheus" / "prefetchd.rules.yml")]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+    ]
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            base = f"http://{address}"
+            wait_until(lambda: len(ask(base, "count_over_time(prefetchd_ticks_total[1m]) >= 5")) > 0, folder / "log")
+            yield base
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+
+
+def wait_until(condition, log, seconds=40):
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        try:
+            if condition():
+                return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    pytest.fail(f"Prometheus has nothing to show after {seconds} s:\n{log.read_text()[-3000:]}")
+
+
+def get(base, path, **parameters):
+    with urllib.request.urlopen(f"{base}{path}?{urllib.parse.urlencode(parameters)}", timeout=10) as answer:
+        return json.load(answer)["data"]
+
+
+def ask(base, expression):
+    return get(base, "/api/v1/query", query=expression)["result"]
+
+
+@pytest.mark.parametrize("expression", list(queries()))
+def test_every_query_returns_data(prometheus, expression):
+    filled = expression.replace("$__rate_interval", WINDOW)
+    for variable in ("$instance", "$job", "$device"):
+        filled = filled.replace(f'"{variable}"', '".*"')
+    assert "$" not in filled
+    result = ask(prometheus, filled)
+    assert result, filled
+    assert all(series["value"][1] != "NaN" for series in result)
+
+
+def test_variables_find_nodes_jobs_and_devices(prometheus):
+    for dashboard in dashboards().values():
+        for variable in dashboard["templating"]["list"][1:]:
+            metric, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()
+            found = ask(prometheus, f"count by ({label}) ({metric.replace('$instance', '.*')})")
+            assert found
+            assert all(series["metric"][label] for series in found)
+
+
+def test_rules_evaluate_over_the_same_metrics(prometheus):
+    rules = [rule for group in get(prometheus, "/api/v1/rules")["groups"] for rule in group["rules"]]
+    assert {rule["health"] for rule in rules} == {"ok"}
+    firing = {rule["name"] for rule in rules if rule.get("state") in ("pending", "firing")}
+    assert "PrefetchdAgentDown" not in firing
+    assert "PrefetchdProbeDegraded" in firing
+
+
+def test_training_jobs_keep_their_names(prometheus):
+    found = {series["metric"]["job"] for series in ask(prometheus, "prefetchd_health_score")}
+    assert found == {"resnet", "bert"}
+
+
+def test_committed_files_are_what_the_generator_writes(generator):
+    written = {dashboard.name: generator.render(dashboard) for dashboard in generator.DASHBOARDS}
+    assert written == {path.stem: path.read_text() for path in FILES}
+
+
+def test_no_dashboard_asks_for_an_unknown_metric():
+    for dashboard in dashboards().values():
+        for panel in panels(dashboard):
+            for target in panel["targets"]:
+                assert used(target["expr"])
+                known = exported()
+                assert used(target["expr"]) <= known, panel["title"]
+
+
+def test_every_metric_is_shown_somewhere():
+    shown = set().union(*(used(query.values[0]) for query in queries()))
+    hidden = {name for name in exported() if name.startswith("prefetchd_")} - shown
+    assert {name for name in hidden if not name.endswith(("_sum", "_count", "_created"))} == set()
+
+
+def test_panels_do_not_overlap_and_ids_are_unique():
+    for dashboard in dashboards().values():
+        cells = set()
+        for panel in dashboard["panels"]:
+            grid = panel["gridPos"]
+            assert grid["x"] + grid["w"] <= 24
+            columns = range(grid["x"], grid["x"] + grid["w"])
+            here = {(x, grid["y"] + line) for x in columns for line in range(grid["h"])}
+            assert not cells & here
+            cells |= here
+        ids = [panel["id"] for panel in dashboard["panels"]]
+        assert len(ids) == len(set(ids))
+
+
+def test_chart_carries_every_dashboard():
+    linked = PACKAGING / "helm" / "prefetchd" / "files" / "dashboards"
+    assert sorted(path.name for path in linked.glob("*.json")) == [path.name for path in FILES]
