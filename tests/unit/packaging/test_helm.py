@@ -83,7 +83,8 @@ def test_schema_is_what_the_generator_writes():
     spec = importlib.util.spec_from_file_location("prefetchd_helm_schema", PACKAGING / "helm" / "schema.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (CHART / "values.schema.json").read_text() == module.render()
+    same = (CHART / "values.schema.json").read_text() == module.render()
+    assert same, "the configuration has changed: run PYTHONPATH=. packaging/helm/schema.py"
 
 
 def test_schema_knows_every_default():
