@@ -1,0 +1,1 @@
+"""One suite over every implementation of the cgroup files: the fake in memory and the kernel's."""
