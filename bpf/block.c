@@ -7,6 +7,10 @@
 // A bio is recorded where it starts (submit_bio, or block_bio_queue where functions cannot be traced) and accounted
 // where it ends (bio_endio, or block_rq_complete). The record holds the slot, so the owner is the one at the start:
 // later the dispatcher may be a kworker. Splitting makes new bios (`pieces`) whose record points to the first one.
+//
+// Any event can be missed: the kernel does not run a program that interrupts itself, nor, on some kernels, any program
+// while a hidden task is current. A missed end shows when the bio's address is used again, or in user space by its age;
+// it counts in `requests` and `bytes`, but has no time.
 
 #include <uapi/linux/ptrace.h>
 #include <uapi/asm-generic/errno-base.h>
@@ -26,8 +30,8 @@ struct slot_t {
     u32 live;
     u32 epoch;  // changes when user space recycles the slot: late completions of the former owner are dropped
     u64 started;
-    u64 requests;
-    u64 abandoned;
+    u64 requests;  // ended, `missed` ones included
+    u64 missed;
     u64 bytes;
     u64 latency_ns;
     u64 latency_us_squared;
@@ -41,9 +45,8 @@ struct slot_t {
 struct control_t {
     u32 generation;   // what `resolved` holds from an earlier generation is stale
     u32 only_listed;  // count the devices in `devices`, wherever in a stack they are, and no others
-    u64 lost_in_flight;
-    u64 lost_slots;
-    u64 lost_walks;
+    u64 lost_in_flight;  // bios not recorded: no room
+    u64 lost_slots;      // the same for want of a free slot
 };
 
 struct slot_key_t {
@@ -245,31 +248,35 @@ static __always_inline u32 find_slot(struct control_t *c, struct head_t *head, u
     return op == WRITE_OP && !charged ? unattributed_slot(c, bdev, op) : NO_SLOT;
 }
 
-static __always_inline void abandon(u64 bio)
+static __always_inline void count(struct slot_t *s, u32 bytes)
+{
+    __sync_fetch_and_add(&s->bytes, bytes);
+    __sync_fetch_and_add(&s->requests, 1);
+}
+
+// The bio recorded at this address has ended without being seen.
+static __always_inline void count_missed(u64 bio)
 {
     struct record_t *old = in_flight.lookup(&bio);
     if (!old || old->parent)
         return;
     struct slot_t *s = slots.lookup(&old->slot);
-    if (s && s->epoch == old->epoch)
-        __sync_fetch_and_add(&s->abandoned, 1);
+    if (!s || s->epoch != old->epoch)
+        return;
+    count(s, old->bytes);
+    __sync_fetch_and_add(&s->missed, 1);
 }
 
-static __always_inline void remember(struct control_t *c, u64 bio, struct record_t *record)
+static __always_inline int remember(struct control_t *c, u64 bio, struct record_t *record)
 {
     int failed = in_flight.insert(&bio, record);
-    if (failed == -EEXIST) {  // the end of an earlier bio at this address was missed
-        __sync_fetch_and_add(&c->lost_in_flight, 1);
-        abandon(bio);
+    if (failed == -EEXIST) {
+        count_missed(bio);
         failed = in_flight.update(&bio, record);
     }
-    if (failed) {
+    if (failed)
         __sync_fetch_and_add(&c->lost_in_flight, 1);
-        return;
-    }
-    struct slot_t *s = slots.lookup(&record->slot);
-    if (s && !record->parent)
-        __sync_fetch_and_add(&s->started, 1);
+    return failed;
 }
 
 // `queued` says that the bio is past blk-throttle; `top` that stacked drivers' own bios are to be left out.
@@ -295,15 +302,34 @@ static __always_inline int start(u64 bio, int queued, int top)
     record.epoch = s->epoch;
     record.submitted = bpf_ktime_get_ns();
     record.queued = queued ? record.submitted : 0;
-    remember(c, bio, &record);
+    if (!remember(c, bio, &record))
+        __sync_fetch_and_add(&s->started, 1);
     return 0;
 }
 
+// The verifier of Linux 6.1 forgets the bound of a register that was copied; a mask it cannot lose, and the barrier
+// keeps the compiler from leaving the mask out as superfluous.
+static __always_inline u64 bounded(u64 bucket)
+{
+    asm volatile("" : "+r"(bucket));
+    return bucket & (HISTOGRAM_BUCKETS - 1);
+}
+
+// Floor of the binary logarithm, 0 for 0: the bits below the highest one, counted. Free of branches, since the verifier
+// follows every path once per bio of a request.
 static __always_inline u32 log2_bucket(u64 us)
 {
-    u32 bucket = bpf_log2l(us);  // BCC's counts from 1 for 1
-    bucket = bucket ? bucket - 1 : 0;
-    return bucket < HISTOGRAM_BUCKETS ? bucket : HISTOGRAM_BUCKETS - 1;
+    u32 v = us >> 32 ? ~0u : us;
+    v |= v >> 1;
+    v |= v >> 2;
+    v |= v >> 4;
+    v |= v >> 8;
+    v |= v >> 16;
+    v >>= 1;
+    v -= (v >> 1) & 0x55555555;
+    v = (v & 0x33333333) + ((v >> 2) & 0x33333333);
+    v = (v + (v >> 4)) & 0x0f0f0f0f;
+    return (v * 0x01010101) >> 24;
 }
 
 static __always_inline void account(struct record_t *record, u64 now)
@@ -315,16 +341,13 @@ static __always_inline void account(struct record_t *record, u64 now)
     u32 bucket = log2_bucket(us);
     u64 queued = record->queued ? record->queued : record->submitted;
     u64 issued = record->issued ? record->issued : queued;
-    __sync_fetch_and_add(&s->bytes, record->bytes);
+    count(s, record->bytes);
     __sync_fetch_and_add(&s->latency_ns, latency);
     __sync_fetch_and_add(&s->latency_us_squared, us * us);
+    __sync_fetch_and_add(&s->throttle_ns, queued - record->submitted);
     __sync_fetch_and_add(&s->queue_ns, issued - queued);
     __sync_fetch_and_add(&s->device_ns, now - issued);
-    if (queued != record->submitted)
-        __sync_fetch_and_add(&s->throttle_ns, queued - record->submitted);
-    if (bucket < HISTOGRAM_BUCKETS)
-        __sync_fetch_and_add(&s->histogram[bucket], 1);
-    __sync_fetch_and_add(&s->requests, 1);
+    __sync_fetch_and_add(&s->histogram[bucket & (HISTOGRAM_BUCKETS - 1)], 1);
 }
 
 // The end of a bio or of one of its pieces; the last one to end accounts for the whole.
@@ -435,6 +458,7 @@ int raw_request_issued(struct bpf_raw_tracepoint_args *ctx)
 }
 
 // block_rq_complete comes before the request's bios are taken off it; a partial completion ends only those it covers.
+// Ends beyond MAX_BIOS are missed.
 int raw_request_completed(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 bio = pointer_at(ctx->args[ARG_RQ_COMPLETE_RQ] + OFF_RQ_BIO), now = bpf_ktime_get_ns();
@@ -448,9 +472,6 @@ int raw_request_completed(struct bpf_raw_tracepoint_args *ctx)
         finish(bio, now, 0);
         bio = next;
     }
-    struct control_t *c = shared();
-    if (bio && left && c)
-        __sync_fetch_and_add(&c->lost_walks, 1);
     return 0;
 }
 
