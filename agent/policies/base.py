@@ -87,7 +87,7 @@ class PolicySettings:
     neighbour_trim_ceiling: float = 1.6
     neighbour_idle_seconds: float = 1.0
     raise_seconds: float = 0.5
-    suppress: float = 0.05
+    suppress: float = 0.08
     training_caps: Mapping[Medium, bool] = field(
         default_factory=lambda: {Medium.SSD: True, Medium.HDD: False, Medium.REMOTE: False}
     )

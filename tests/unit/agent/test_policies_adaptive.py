@@ -1,0 +1,351 @@
+"""The policy `adaptive`: each of its nine lines has a check that holds, and that fails once its switch is off."""
+
+import itertools
+from dataclasses import fields, replace
+
+import pytest
+
+from agent.policies.base import PolicySettings, Switches, make_policy
+from agent.types import Cause, Medium
+from tests.unit.agent.builders import HDD, SSD, job_view, neighbour_view, node_view
+
+
+class Run:
+    """Steps of the policy, 0.1 s apart."""
+
+    def __init__(self, **off):
+        self.policy = make_policy("adaptive", PolicySettings(switches=Switches(**off)))
+        self.state, self.now, self.iteration = self.policy.initial(), 0.0, 100
+
+    def step(self, *jobs, neighbours=(), media=None, seconds=0.1, unmanaged=0.0):
+        self.now += seconds
+        self.iteration += 1
+        views = [replace(one, signals=replace(one.signals, iterations=self.iteration)) for one in jobs]
+        view = node_view(self.now, views, neighbours, unmanaged, media)
+        self.state, decision = self.policy.step(self.state, view)
+        return decision
+
+    def steps(self, count, *jobs, **options):
+        return [self.step(*jobs, **options) for _ in range(count)]
+
+
+VICTIM = {"score": 20.0, "used": 0.1, "need": 0.4}
+DONOR = {"score": 90.0, "used": 0.15, "need": 0.15}
+
+
+def contention(**off):
+    """A victim, a healthy donor and a greedy neighbour on one SSD, for a second."""
+    run = Run(**off)
+    return run, run.steps(10, job_view(1, **VICTIM), job_view(2, **DONOR), neighbours=(neighbour_view(9, 0.75),))
+
+
+def check_cap_others(**off):
+    """1: what helps a job that waits because others use the device is capping the others, never the victim."""
+    _, decisions = contention(**off)
+    assert set(decisions[-1].quotas) == {(2, SSD), (9, SSD)}
+
+
+def check_gate(**off):
+    """2: nobody is capped while nobody is a victim: not even beside a greedy neighbour."""
+    run = Run(**off)
+    fed = (job_view(1, score=90.0, used=0.4, need=0.4), job_view(2, **DONOR))
+    for decision in run.steps(10, *fed, neighbours=(neighbour_view(9, 0.4),)):
+        assert decision.quotas == {}
+        assert decision.entitlements == {}
+        assert decision.gate_open == {SSD: False}
+
+
+def check_feed_forward(**off):
+    """3: a cold start that needs 0.7 of the device has it at the first step, not after minutes of 20 % steps."""
+    run = Run(**off)
+    cold = job_view(1, score=10.0, used=0.1, need=0.7)
+    first, second = run.steps(2, cold, job_view(2, **DONOR), neighbours=(neighbour_view(9, 0.7),))
+    assert second.entitlements[1, SSD].share == pytest.approx(0.7, abs=0.02)
+    assert first.quotas[9, SSD].share <= 0.13
+
+
+def check_allocation(**off):
+    """4: 85 % is divided by need, and the pool goes to who is still short."""
+    run = Run(**off)
+    sick = job_view(1, score=20.0, used=0.3, need=0.9)
+    decision = run.step(sick, job_view(2, **DONOR), neighbours=(neighbour_view(9, 0.5),))
+    assert decision.entitlements[2, SSD].regular == pytest.approx(0.15, abs=0.01)
+    assert decision.entitlements[1, SSD].regular == pytest.approx(0.70, abs=0.01)
+    assert decision.entitlements[1, SSD].loan == pytest.approx(0.15, abs=0.01)
+
+
+def check_best_effort(**off):
+    """5: the neighbour gets what need leaves over: at once, and less while the victim stays sick."""
+    _, decisions = contention(**off)
+    assert decisions[0].quotas[9, SSD].share <= 0.97 - 0.55 + 0.01
+    assert decisions[-1].quotas[9, SSD].share < decisions[0].quotas[9, SSD].share
+
+
+def check_actionable(**off):
+    """6: a job whose workers are busy on a CPU gets no local bandwidth, and the decision says so."""
+    run = Run(**off)
+    busy = job_view(1, **VICTIM, cause=Cause.CPU_BOUND, actionable=False)
+    for decision in run.steps(10, busy, job_view(2, **DONOR), neighbours=(neighbour_view(9, 0.75),)):
+        assert decision.quotas == {}
+        assert not decision.gate_open[SSD]
+        assert any("cpu_bound" in note for note in decision.notes)
+
+
+def check_gentle_writes(**off):
+    """7: needs that jitter by a few percent make few writes, and a cap leaves room above the need."""
+    run = Run(**off)
+    caps = []
+    for n in range(40):
+        need = 0.15 + 0.004 * (n % 3)
+        donor = job_view(2, score=90.0, used=0.15, need=need)
+        decision = run.step(job_view(1, **VICTIM), donor, neighbours=(neighbour_view(9, 0.75),))
+        caps.append(decision.quotas[2, SSD].share)
+    assert sum(a != b for a, b in itertools.pairwise(caps)) <= 5
+    assert caps[-1] >= 1.05 * 0.158
+
+
+def check_media(**off):
+    """8: on HDD the lever is the neighbour alone: own caps only harm what the scheduler does by itself."""
+    run = Run(**off)
+    victim, donor = job_view(1, **VICTIM, device=HDD), job_view(2, **DONOR, device=HDD)
+    neighbours = (neighbour_view(9, 0.75, HDD),)
+    decision = run.steps(10, victim, donor, neighbours=neighbours, media={HDD: Medium.HDD})[-1]
+    assert set(decision.quotas) == {(9, HDD)}
+
+
+def check_bounds(**off):
+    """9: a flood of one job is cut by 20 % a step, and no cap goes below the floor."""
+    run = Run(**off)
+    flood = job_view(2, score=70.0, used=0.9, need=0.9)
+    small = job_view(3, score=90.0, used=0.025, need=0.0001)
+    caps = [one.quotas for one in run.steps(20, job_view(1, **VICTIM), flood, small)]
+    flooding = [quotas[2, SSD].share for quotas in caps]
+    assert flooding[0] == pytest.approx(0.9)
+    assert all(b >= 0.8 * a - 1e-9 for a, b in itertools.pairwise(flooding))
+    assert flooding[-1] < 0.6
+    assert min(quotas[3, SSD].share for quotas in caps) >= 0.02
+
+
+CHECKS = {
+    "cap_others": check_cap_others,
+    "gate": check_gate,
+    "feed_forward": check_feed_forward,
+    "allocation": check_allocation,
+    "best_effort": check_best_effort,
+    "actionable": check_actionable,
+    "gentle_writes": check_gentle_writes,
+    "media": check_media,
+    "bounds": check_bounds,
+}
+
+
+@pytest.mark.parametrize("line", CHECKS)
+def test_line_holds(line):
+    CHECKS[line]()
+
+
+@pytest.mark.parametrize("line", CHECKS)
+def test_line_fails_without_its_switch(line):
+    with pytest.raises((AssertionError, KeyError)):
+        CHECKS[line](**{line: False})
+
+
+def test_every_switch_has_its_check():
+    assert {field.name for field in fields(Switches)} == set(CHECKS)
+
+
+class TestGate:
+    def test_it_holds_for_a_while_and_then_lets_go(self):
+        run, decisions = contention()
+        assert decisions[-1].gate_open[SSD]
+        fed = (job_view(1, score=90.0, used=0.4, need=0.4), job_view(2, **DONOR))
+        after = run.steps(10, *fed, neighbours=(neighbour_view(9, 0.2),))
+        assert after[3].gate_open[SSD]
+        assert (2, SSD) in after[3].quotas
+        assert not after[8].gate_open[SSD]
+        assert (2, SSD) not in after[8].quotas
+
+    def test_one_that_opens_again_soon_is_held_longer(self):
+        run, _ = contention()
+        fed = (job_view(1, score=90.0, used=0.4, need=0.4), job_view(2, **DONOR))
+        run.steps(15, *fed)
+        run.step(job_view(1, **VICTIM), job_view(2, **DONOR))
+        after = run.steps(15, *fed)
+        assert after[8].gate_open[SSD]
+        assert not after[13].gate_open[SSD]
+
+    def test_a_sick_job_that_gets_its_fair_need_is_no_victim(self):
+        run = Run()
+        decision = run.step(job_view(1, score=20.0, used=0.4, need=0.4), job_view(2, **DONOR))
+        assert not decision.gate_open[SSD]
+
+    def test_alone_on_the_device_nobody_is_a_victim(self):
+        assert not Run().step(job_view(1, **VICTIM)).gate_open[SSD]
+
+    def test_a_score_of_little_confidence_opens_nothing(self):
+        run = Run()
+        decision = run.step(job_view(1, **VICTIM, confidence=0.3), job_view(2, **DONOR))
+        assert not decision.gate_open[SSD]
+
+    def test_a_first_iteration_without_known_need_counts_as_wanting_its_fair_part(self):
+        run = Run()
+        decision = run.step(job_view(1, score=10.0, used=0.05, need=None), neighbours=(neighbour_view(9, 0.9),))
+        assert decision.gate_open[SSD]
+        assert decision.entitlements[1, SSD].share == pytest.approx(0.97)
+
+    def test_each_device_has_its_own(self):
+        run = Run()
+        media = {SSD: Medium.SSD, HDD: Medium.HDD}
+        jobs = (job_view(1, **VICTIM), job_view(2, **DONOR), job_view(3, **DONOR, device=HDD))
+        assert run.step(*jobs, media=media).gate_open == {SSD: True, HDD: False}
+
+
+class TestCaps:
+    def test_victims_stay_uncapped_and_donors_are_not_squeezed(self):
+        _, decisions = contention()
+        for decision in decisions:
+            assert (1, SSD) not in decision.quotas
+            assert decision.quotas[2, SSD].share >= 0.15
+
+    def test_a_flood_is_held_to_its_entitlement_although_it_is_sick_itself(self):
+        run = Run()
+        flood = job_view(2, score=20.0, used=0.8, need=0.9)
+        decision = run.steps(30, job_view(1, **VICTIM), flood)[-1]
+        assert decision.quotas[2, SSD].share < 0.8
+        assert decision.quotas[2, SSD].share >= decision.entitlements[2, SSD].share
+
+    def test_a_job_that_falls_sick_under_its_cap_within_its_share_is_released(self):
+        run, _ = contention()
+        sick = job_view(2, score=40.0, used=0.15, need=0.15)
+        decision = run.step(job_view(1, **VICTIM), sick, neighbours=(neighbour_view(9, 0.4),))
+        assert (2, SSD) not in decision.quotas
+
+    def test_caps_rise_at_most_twice_a_second(self):
+        run, _ = contention()
+        more = job_view(2, score=90.0, used=0.3, need=0.3)
+        decisions = run.steps(20, job_view(1, **VICTIM), more, neighbours=(neighbour_view(9, 0.4),))
+        caps = [decision.quotas[2, SSD].share for decision in decisions]
+        assert caps[-1] > 0.3
+        assert sum(b > a for a, b in itertools.pairwise(caps)) <= 5
+
+    def test_the_first_cap_is_what_is_used(self):
+        run = Run()
+        hog = job_view(2, score=90.0, used=0.7, need=0.7)
+        assert run.step(job_view(1, **VICTIM), hog).quotas[2, SSD].share == pytest.approx(0.7)
+
+    def test_a_cap_says_whether_it_is_a_cut(self):
+        _, decisions = contention()
+        assert decisions[0].quotas[9, SSD].cut
+        assert all(quota.why for quota in decisions[0].quotas.values())
+
+
+class TestBestEffort:
+    def test_it_rises_slowly_once_everybody_is_well(self):
+        run, decisions = contention()
+        fed = (job_view(1, score=90.0, used=0.4, need=0.4), job_view(2, **DONOR))
+        low = decisions[-1].quotas[9, SSD].share
+        after = run.steps(30, *fed, neighbours=(neighbour_view(9, low),))
+        shares = [one.quotas[9, SSD].share for one in after]
+        assert shares[-1] > low
+        assert max(b - a for a, b in itertools.pairwise(shares)) <= 0.3 * 0.6 + 1e-9
+
+    def test_it_is_released_when_it_stops_pressing(self):
+        run, _ = contention()
+        fed = (job_view(1, score=90.0, used=0.4, need=0.4), job_view(2, **DONOR))
+        after = run.steps(20, *fed, neighbours=(neighbour_view(9, 0.0),))
+        assert after[-1].quotas == {}
+
+    def test_it_is_released_when_the_jobs_it_was_capped_for_are_gone(self):
+        run, _ = contention()
+        assert run.step(job_view(2, **DONOR), neighbours=(neighbour_view(9, 0.3),), seconds=2.0).quotas == {}
+        assert run.step(neighbours=(neighbour_view(9, 0.3),)).quotas == {}
+
+    def test_it_is_entitled_to_what_nobody_else_is(self):
+        _, decisions = contention()
+        for decision in decisions:
+            shares = decision.entitlements
+            assert sum(one.regular for one in shares.values()) <= 0.85 + 1e-9
+            assert sum(one.loan for one in shares.values()) <= 0.15 + 1e-9
+            assert shares[9, SSD].share > 0.0
+
+    def test_several_share_what_is_left(self):
+        run = Run()
+        pair = (neighbour_view(8, 0.6), neighbour_view(9, 0.1))
+        decision = run.step(job_view(1, **VICTIM), job_view(2, **DONOR), neighbours=pair)
+        assert decision.quotas[8, SSD].share + decision.quotas[9, SSD].share <= 0.97 - 0.55 + 0.01
+        assert decision.quotas[9, SSD].share >= 0.1
+
+    def test_unmanaged_traffic_is_taken_off(self):
+        run = Run()
+        pair = (job_view(1, **VICTIM), job_view(2, **DONOR))
+        decision = run.step(*pair, neighbours=(neighbour_view(9, 0.5),), unmanaged=0.2)
+        assert decision.quotas[9, SSD].share <= 0.97 * 0.8 - 0.55 + 0.01
+
+
+class TestTrim:
+    def test_a_victim_whose_error_persists_is_given_more_than_its_need(self):
+        run = Run()
+        jobs = (job_view(1, score=20.0, used=0.1, need=0.3), job_view(2, **DONOR))
+        decisions = run.steps(30, *jobs, neighbours=(neighbour_view(9, 0.5),))
+        assert decisions[-1].entitlements[1, SSD].share > 1.1 * decisions[0].entitlements[1, SSD].share
+        assert decisions[-1].entitlements[1, SSD].share <= 1.5 * 0.3 + 1e-6
+
+    def test_and_no_more_once_it_is_well(self):
+        run = Run()
+        jobs = (job_view(1, score=20.0, used=0.1, need=0.3), job_view(2, **DONOR))
+        run.steps(30, *jobs, neighbours=(neighbour_view(9, 0.5),))
+        run.steps(100, job_view(1, score=90.0, used=0.3, need=0.3), job_view(2, **DONOR))
+        trims = {slot: one.trim for slot, one in run.state.slots.items()}
+        assert trims[1, SSD] < 0.01
+
+    def test_frozen_while_bandwidth_cannot_help(self):
+        run = Run()
+        busy = job_view(1, **VICTIM, cause=Cause.CPU_BOUND, actionable=False)
+        decision = run.steps(10, busy, job_view(2, **DONOR))[-1]
+        assert (1, SSD) not in decision.pid
+        assert (2, SSD) in decision.pid
+
+
+def test_the_pace_of_the_loop_does_not_change_the_law():
+    """The same two seconds of contention at 20 and at 100 ms a step end at about the same caps."""
+
+    def end(seconds):
+        run = Run()
+        jobs = (job_view(1, **VICTIM), job_view(2, score=90.0, used=0.6, need=0.3))
+        decisions = run.steps(round(2.0 / seconds), *jobs, neighbours=(neighbour_view(9, 0.3),), seconds=seconds)
+        return {slot: quota.share for slot, quota in decisions[-1].quotas.items()}
+
+    slow, fast = end(0.1), end(0.02)
+    assert fast == pytest.approx(slow, rel=0.12)
+
+
+def test_rearrangement_needs_a_busy_disk():
+    run = Run()
+    media = {HDD: Medium.HDD}
+    busy = run.steps(5, job_view(1, score=20.0, used=0.5, need=0.9, device=HDD), media=media)
+    assert busy[-1].rearrange == {(1, HDD)}
+    idle = Run().steps(5, job_view(1, score=20.0, used=0.01, need=0.9, device=HDD), media=media)
+    assert idle[-1].rearrange == frozenset()
+
+
+def test_a_job_that_vanishes_leaves_nothing_behind():
+    run, _ = contention()
+    decision = run.step()
+    assert decision.quotas == {}
+    assert decision.entitlements == {}
+    assert decision.pools[SSD].lent == 0.0
+    assert run.state.slots == {}
+
+
+def test_time_that_runs_backwards_is_refused():
+    run = Run()
+    run.step(job_view(1))
+    with pytest.raises(ValueError, match="clock that only grows"):
+        run.step(job_view(1), seconds=-1.0)
+
+
+def test_policies_by_name():
+    assert make_policy("paper", PolicySettings()).name == "paper"
+    assert make_policy("adaptive", PolicySettings()).name == "adaptive"
+    with pytest.raises(ValueError, match="'best' is unknown; use adaptive or paper"):
+        make_policy("best", PolicySettings())
