@@ -199,7 +199,7 @@ class SignalFlags:
             self.stop = signal.Signals(number).name
 
 
-def run(loop: Loop, *, duration: float | None, after_tick: Sequence[Callable[[TickReport], None]] = ()) -> str:
+def run(loop: Loop, *, duration: float | None, after_tick: Sequence[Callable[[TickReport], object]] = ()) -> str:
     """Pass after pass until a signal or `duration` seconds; returns why it ended. The caller releases and closes."""
     with SignalFlags() as flags:
         started = time.monotonic()
@@ -211,10 +211,10 @@ def run(loop: Loop, *, duration: float | None, after_tick: Sequence[Callable[[Ti
             if flags.disarm:
                 flags.disarm = False
                 loop.disarm("SIGUSR1")
-            loop.tick(now, time.time())
+            report = loop.tick(now, time.time())
             loop.took(time.monotonic() - now)
             for hook in after_tick:
-                hook(loop.latest)  # type: ignore[arg-type]  # set by tick
+                hook(report)
             due = max(due + loop.settings.interval_seconds, time.monotonic())
             _sleep_until(due, loop.node.filenos(), flags)
         return flags.stop

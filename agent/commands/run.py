@@ -8,7 +8,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,7 @@ from agent.policies.base import make_policy
 from agent.server import Endpoint
 from agent.settings import core_settings, policy_settings
 from agent.snapshot import snapshot
+from agent.types import TickReport
 from bpf.block import BlockProbe
 from bpf.loader import Loader
 from bpf.probes import Probe
@@ -37,6 +38,7 @@ from cgroup.devices import Devices
 from cgroup.enforce import Enforcer
 from cgroup.errors import CgroupError
 from cgroup.files import KernelFiles
+from cgroup.guardian import Guardian
 from cgroup.hierarchy import Hierarchy, detect_hierarchy
 from cgroup.journal import Journal
 from cgroup.mounts import Mounts
@@ -129,7 +131,7 @@ def _only_instance(state: Path) -> Iterator[None]:
 def _serve(
     stack: contextlib.ExitStack, config: Config, root: str, mode: configuration.Mode, duration: float | None
 ) -> int:
-    enforcer, restored = _enforcer(stack, config, root, mode)
+    enforcer, guardian, restored = _enforcer(stack, config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
     node = LocalNode(root, config, _probes(config, root, loader), configured_devices(config.devices, Mounts(Devices())))
     stack.callback(node.close)
@@ -149,15 +151,17 @@ def _serve(
     stack.callback(endpoint.close)
     _announce(config, node, endpoint, enforcer.mode)
     systemd.notify("READY=1")
-    why = run(loop, duration=duration, after_tick=(lambda _: systemd.notify("WATCHDOG=1"),))
+    why = run(loop, duration=duration, after_tick=_hooks(guardian))
     systemd.notify("STOPPING=1")
     log.info("ending: %s", why)
     loop.release(why)
     return 0
 
 
-def _enforcer(stack: contextlib.ExitStack, config: Config, root: str, mode: configuration.Mode) -> tuple[Enforcer, int]:
-    """The enforcer, after a predecessor's leftovers were restored; returns it and how many lines those were."""
+def _enforcer(
+    stack: contextlib.ExitStack, config: Config, root: str, mode: configuration.Mode
+) -> tuple[Enforcer, Guardian | None, int]:
+    """The enforcer and its guardian, and how many lines that a predecessor left behind were restored first."""
     files = KernelFiles(root)
     enforcement = config.enforcement
     rules = Rules(small_change_ratio=enforcement.small_change_ratio, raises_per_second=enforcement.raises_per_second)
@@ -168,12 +172,29 @@ def _enforcer(stack: contextlib.ExitStack, config: Config, root: str, mode: conf
         if mode == "enforce":
             raise CannotEnforceError(f"The journal cannot be used: {error}") from None
         log.warning("no journal: %s", error)
-        return Enforcer(files, None, mode, rules=rules), 0
+        return Enforcer(files, None, mode, rules=rules), None, 0
     if report.restored:
         log.warning("restored what an agent left behind: %s", report)
-    enforcer = Enforcer(files, journal, mode, rules=rules, may_enable_io=enforcement.enable_io_controller)
+    guardian = _guardian(stack, config, root, journal.path) if mode == "enforce" else None
+    enforcer = Enforcer(
+        files, journal, mode, rules=rules, guardian=guardian, may_enable_io=enforcement.enable_io_controller
+    )
     stack.callback(enforcer.close)
-    return enforcer, len(report.restored)
+    return enforcer, guardian, len(report.restored)
+
+
+def _guardian(stack: contextlib.ExitStack, config: Config, root: str, journal: str) -> Guardian:
+    """The process that restores when this one dies; without it nothing is enforced."""
+    guardian = Guardian(
+        journal, root, limit_seconds=config.loop.heartbeat_seconds, cgroup=config.enforcement.guardian_cgroup
+    )
+    try:
+        guardian.start()
+    except CgroupError as error:
+        raise CannotEnforceError(f"Nothing can be enforced without the guardian: {error}") from None
+    stack.callback(guardian.close)
+    log.info("guardian: pid %d, %d KiB", guardian.status.pid, guardian.status.resident_bytes // 1024)
+    return guardian
 
 
 def _probes(config: Config, root: str, loader: Loader) -> list[Probe]:
