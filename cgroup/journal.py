@@ -88,10 +88,8 @@ def replay(data: bytes) -> JournalState:
         if record and kind == "head":
             found_boot_id = str(record.get("boot", ""))
             _refuse_newer(record)
-        elif record and kind == "set":
-            _replay_set(record, entries)
-        elif record and kind == "done":
-            entries.pop(_line(record), None)
+        elif record and kind in ("set", "done"):
+            _replay_one(record, entries)
     return JournalState(entries, found_boot_id, records.count(None), torn=bool(last) and tail is None)
 
 
@@ -121,10 +119,13 @@ def _refuse_newer(head: Mapping[str, Any]) -> None:
         )
 
 
-def _replay_set(record: Mapping[str, Any], entries: dict[Line, Entry]) -> None:
+def _replay_one(record: Mapping[str, Any], entries: dict[Line, Entry]) -> None:
     """A record whose checksum is right but whose content is not understood cannot be undone; it is left out."""
     try:
         line = _line(record)
+        if record["type"] == "done":
+            entries.pop(line, None)
+            return
         prior, was, wrote = (_values(line, record, name) for name in ("prior", "was", "wrote"))
     except (KeyError, TypeError, ValueError, IoFileError):
         return
