@@ -132,7 +132,6 @@ def test_the_agent_gets_what_it_needs_of_the_node_and_a_root_it_cannot_write():
     }
     mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container(manifests)["volumeMounts"]}
     assert {path for path, read_only in mounts.items() if not read_only} == {"/run/prefetchd", "/sys", "/tmp"}
-    assert container(manifests)["lifecycle"]["preStop"]["exec"]["command"][-1] == "restore"
 
 
 def test_the_guardian_lives_outside_the_pod():

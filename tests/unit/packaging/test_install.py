@@ -1,0 +1,141 @@
+"""The release archive, installed, upgraded and removed on a fresh node without a network; the unit read by systemd."""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from tests.unit.packaging.support import PACKAGING, SOURCE
+
+UNIT = PACKAGING / "systemd" / "prefetchd.service"
+PYTHON = "/opt/prefetchd/bin/python"
+EXPOSURE_LIMIT = 5.0
+"""What `systemd-analyze security` may at most say of 10.0 for no confinement; a root daemon that loads BPF has 4.9."""
+
+
+@pytest.fixture
+def node(fresh_node, release_folder):
+    """A fresh node with the unpacked archive in /tmp/shared."""
+    shutil.copytree(release_folder, fresh_node.base / "shared" / "prefetchd", copy_function=shutil.copy2)
+    return fresh_node
+
+
+def install(node, options=""):
+    return node.run(f"cd /tmp/shared/prefetchd && ./install.sh {options}")
+
+
+def test_a_nodes_life_from_install_to_removal(node):
+    install(node)
+    assert (node.upper / "etc/systemd/system/multi-user.target.wants/prefetchd.service").is_symlink()
+    verified = node.run("systemd-analyze verify prefetchd.service")
+    assert "prefetchd" not in verified.stdout + verified.stderr
+    assert node.run("prefetchd --version").stdout.startswith("prefetchd ")
+    node.run("prefetchd restore")
+    check_and_measure(node)
+    assert node.run(f"{PYTHON} -c 'import agent.kube_client'", check=False).returncode != 0
+    assert unmet_requirements(node) == []
+
+    node.run("echo 'mode = \"dry-run\"' > /etc/prefetchd/prefetchd.toml")
+    install(node, "--no-start --with-kube")
+    assert node.run("cat /etc/prefetchd/prefetchd.toml").stdout == 'mode = "dry-run"\n'
+    node.run(f"{PYTHON} -c 'import agent.kube_client'")
+    assert unmet_requirements(node) == []
+
+    node.run("/opt/prefetchd/share/uninstall.sh --keep-config")
+    assert node.leftovers() == ["/etc/prefetchd", "/etc/prefetchd/prefetchd.toml"]
+    node.run("/tmp/shared/prefetchd/uninstall.sh")
+    assert node.leftovers() == []
+
+
+def check_and_measure(node):
+    doctor = node.run("prefetchd doctor", check=False)
+    assert doctor.returncode in (0, 1, 3)
+    assert doctor.stdout.strip()
+    assert "Traceback" not in doctor.stdout + doctor.stderr
+    ran = node.run("prefetchd run --config /etc/prefetchd/prefetchd.toml --duration 2 --listen 127.0.0.1:0")
+    assert "answering on" in ran.stderr
+    assert "ending" in ran.stderr
+
+
+def unmet_requirements(node):
+    """What `pip check` says of our own packages; the system's own are visible in the environment too."""
+    pins = re.findall(r"^([\w.-]+)==", (PACKAGING / "constraints.txt").read_text(), re.MULTILINE)
+    ours = {"prefetchd", *(name.lower() for name in pins)}
+    lines = node.run("/opt/prefetchd/bin/pip check", check=False).stdout.splitlines()
+    return [line for line in lines if line.split(" ")[0].lower() in ours]
+
+
+@pytest.mark.parametrize("script", ["install.sh", "uninstall.sh"])
+def test_scripts_explain_themselves_and_refuse_what_they_do_not_know(script):
+    helped = subprocess.run([PACKAGING / script, "--help"], check=False, capture_output=True, text=True, timeout=10)
+    assert helped.returncode == 0
+    assert "example:" in helped.stdout
+    wrong = subprocess.run([PACKAGING / script, "--fast"], check=False, capture_output=True, text=True, timeout=10)
+    assert wrong.returncode == 2
+    assert "unknown option '--fast'" in wrong.stderr
+
+
+def test_install_from_a_source_tree_says_what_to_do():
+    done = subprocess.run([PACKAGING / "install.sh"], check=False, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 1
+    assert "make package" in done.stderr
+
+
+def test_confinement_of_the_unit(tmp_path):
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(UNIT)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    exposure = re.search(r"Overall exposure level for prefetchd\.service: ([\d.]+)", done.stdout)
+    assert exposure, done.stdout + done.stderr
+    assert float(exposure[1]) <= EXPOSURE_LIMIT
+
+
+def directives():
+    pairs = [line.split("=", 1) for line in UNIT.read_text().splitlines() if "=" in line and not line.startswith("#")]
+    return {key: [value for name, value in pairs if name == key] for key, _ in pairs}
+
+
+def test_the_unit_leaves_the_agent_what_it_writes():
+    unit = directives()
+    assert unit["Type"] == ["notify"]
+    assert unit["WatchdogSec"] == ["30"]
+    assert unit["ExecStopPost"] == ["/opt/prefetchd/bin/prefetchd restore"]
+    assert unit["RuntimeDirectoryPreserve"] == ["yes"]
+    taken_away = {"ProtectControlGroups", "ProtectKernelTunables", "ProtectKernelModules", "PrivateDevices"}
+    assert not taken_away & set(unit)
+    assert {"CAP_SYS_ADMIN", "CAP_BPF", "CAP_PERFMON"} <= set(" ".join(unit["CapabilityBoundingSet"]).split())
+
+
+def test_archive_lists_the_sum_of_every_file(release_folder):
+    sums = dict(reversed(line.split("  ", 1)) for line in (release_folder / "SHA256SUMS").read_text().splitlines())
+    files = {str(path.relative_to(release_folder)) for path in release_folder.rglob("*") if path.is_file()}
+    assert set(sums) == files - {"SHA256SUMS"}
+    for name, digest in sums.items():
+        assert hashlib.sha256((release_folder / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_archive_carries_probe_sources_and_the_whole_chart(release_folder, project_version):
+    wheel = next((release_folder / "wheels").glob("prefetchd-*.whl"))
+    names = subprocess.run([sys.executable, "-m", "zipfile", "-l", wheel], check=True, capture_output=True, text=True)
+    shipped = set(re.findall(r"^(bpf/\S+\.[ch])\s", names.stdout, re.MULTILINE))
+    assert shipped == {f"bpf/{path.name}" for path in (SOURCE / "bpf").iterdir() if path.suffix in (".c", ".h")}
+    with tarfile.open(release_folder / "helm" / f"prefetchd-{project_version}.tgz") as chart:
+        inside = set(chart.getnames())
+    assert {"prefetchd/Chart.yaml", "prefetchd/files/prefetchd.rules.yml"} <= inside
+    assert "prefetchd/files/dashboards/node.json" in inside
+
+
+def test_packed_chart_is_a_chart(release_folder, project_version):
+    helm_python = pytest.importorskip("helm_python")
+    with helm_python.Chart.load(release_folder / "helm" / f"prefetchd-{project_version}.tgz") as chart:
+        assert (chart.name, chart.version) == ("prefetchd", project_version)
+
+
+@pytest.mark.nightly
+def test_the_same_tree_gives_the_same_bytes(release, tmp_path):
+    command = [sys.executable, str(PACKAGING / "package.py"), "--output", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=500)
+    assert (tmp_path / release.name).read_bytes() == release.read_bytes()
