@@ -43,6 +43,7 @@ class Delta:
 class DeviceState(NamedTuple):
     """One device so far: smoothed rates (per second), decayed sums over the last requests (seconds, s²), reference."""
 
+    medium: Medium
     rates: tuple[float, float, float, float] | None = None
     reads: float = 0.0
     latency: float = 0.0
@@ -158,7 +159,7 @@ def pace(dt: float, may_rise: bool, settings: SignalSettings) -> Pace:
 _NOTHING = Delta()
 
 
-def advance(old: DeviceState, delta: Delta | None, normal: float, step: Pace, settings: SignalSettings) -> DeviceState:
+def advance(old: DeviceState, delta: Delta | None, step: Pace, settings: SignalSettings) -> DeviceState:
     """One device after `step.dt` > 0 seconds in which `delta` happened (None: nothing).
 
     Sums decay with exp(-n / latency_requests) for n new requests, but not faster than with the smoothing time: the
@@ -185,8 +186,9 @@ def advance(old: DeviceState, delta: Delta | None, normal: float, step: Pace, se
         s_squares = s_squares * keep + change.squares
     reference = old.reference
     if change.reads > 0.0 and change.latency > 0.0:
-        reference = learn(reference, latency / reads, normal, dt, step.may_rise)
+        reference = learn(reference, latency / reads, settings.normal_latency_seconds[old.medium], dt, step.may_rise)
     return DeviceState(
+        old.medium,
         rates,
         reads,
         latency,
@@ -209,9 +211,7 @@ def _decayed(old: float | None, keep: float, added: float | None) -> float | Non
     return (old or 0.0) * keep + added
 
 
-def view(
-    device: str, medium: Medium, state: DeviceState, in_flight: int, *, all_bytes: float, stale_seconds: float
-) -> DeviceSignals:
+def view(device: str, state: DeviceState, in_flight: int, *, all_bytes: float, stale_seconds: float) -> DeviceSignals:
     """The state as the rest of the agent reads it; latency after a long silence is unknown."""
     rates = state.rates or (0.0, 0.0, 0.0, 0.0)
     known = state.reads > 0.0 and state.latency > 0.0 and state.silent_seconds < stale_seconds
@@ -219,7 +219,7 @@ def view(
     throttle = state.throttle if state.silent_seconds < stale_seconds else None
     return DeviceSignals(
         device,
-        medium,
+        state.medium,
         rates[0],
         rates[1],
         rates[2],

@@ -35,7 +35,6 @@ class SignalState:
 
     loader: LoaderState = field(default_factory=LoaderState)
     devices: Mapping[str, DeviceState] = field(default_factory=dict)
-    media: Mapping[str, Medium] = field(default_factory=dict)
     batch: BatchForecast = field(default_factory=BatchForecast)
     idle_seconds: float = 0.0
     hit_ratio: float | None = None
@@ -62,8 +61,12 @@ def derive(
             "pass samples in the order they were taken"
         )
     changes = device_signals.deltas(previous, current)
-    moved = sum(change.rbytes + change.wbytes for change in changes.values())
-    flying = any(change.in_flight for change in changes.values())
+    moved = reads = 0.0
+    flying = False
+    for change in changes.values():
+        reads += change.rbytes
+        moved += change.rbytes + change.wbytes
+        flying = flying or change.in_flight > 0
     idle = 0.0 if moved > 0.0 or flying else state.idle_seconds + dt
     loader, loop = stream_signals.derive_loaders(
         current.streams, state.loader, settings, current.time_ns, idle < READING_SECONDS
@@ -74,19 +77,16 @@ def derive(
     weight = gain(dt, settings.smoothing_seconds)
     hits = smooth(state.hit_ratio, _hit_ratio(previous.cache, current.cache), weight)
     batch = forecast.restarted(state.batch) if loop.started else state.batch
-    reads = sum(change.rbytes for change in changes.values())
     batch = forecast.observe(batch, loop.new_iterations, reads, loop.queued_batches, loop.hinted_bytes)
-    first = _first_reads(state, changes, hits, since_start, loop.started)
     new = SignalState(
         loader,
         states,
-        {**state.media, **{name: device.medium for name, device in devices.items()}},
         batch,
         idle,
         hits,
         smooth(state.cpu_ratio, _cpu_ratio(previous.workers, current.workers), weight),
         smooth(state.nic_packets_per_second, _packets(previous, current, dt), weight),
-        *first,
+        *_first_reads(state, changes, hits, since_start, loop.started),
     )
     return new, _signals(current, dt, new, loop, devices)
 
@@ -94,33 +94,23 @@ def derive(
 def _devices(
     state: SignalState, changes: Mapping[str, Delta], dt: float, may_rise: bool, settings: SignalSettings
 ) -> tuple[dict[str, DeviceState], dict[str, DeviceSignals]]:
-    states: dict[str, DeviceState] = {}
-    media: dict[str, Medium] = {}
-    step = device_signals.pace(dt, may_rise, settings)
-    for name in {**state.devices, **changes}:
-        change = changes.get(name)
-        old = state.devices.get(name, _UNSEEN)
-        if change is not None and change.remote:
-            media[name] = Medium.REMOTE
-        else:
-            media[name] = settings.media.get(name) or state.media.get(name, Medium.SSD)
-        normal = settings.normal_latency_seconds[media[name]]
-        states[name] = device_signals.advance(old, change, normal, step, settings) if dt > 0.0 else old
-    total = sum(device.bytes for device in states.values())
-    return states, {
-        name: device_signals.view(
-            name,
-            media[name],
-            device,
-            changes[name].in_flight if name in changes else 0,
-            all_bytes=total,
-            stale_seconds=settings.stale_seconds,
-        )
-        for name, device in states.items()
-    }
-
-
-_UNSEEN = DeviceState()
+    states = dict(state.devices)
+    for name, change in changes.items():
+        if name not in states:
+            medium = Medium.REMOTE if change.remote else settings.media.get(name, Medium.SSD)
+            states[name] = DeviceState(medium)
+    if dt > 0.0:
+        step = device_signals.pace(dt, may_rise, settings)
+        for name, old in states.items():
+            states[name] = device_signals.advance(old, changes.get(name), step, settings)
+    total = 0.0
+    for device in states.values():
+        total += device.bytes
+    views = {}
+    for name, device in states.items():
+        flying = changes[name].in_flight if name in changes else 0
+        views[name] = device_signals.view(name, device, flying, all_bytes=total, stale_seconds=settings.stale_seconds)
+    return states, views
 
 
 def _signals(
@@ -186,8 +176,8 @@ def _packets(previous: JobSample, current: JobSample, dt: float) -> float | None
 def _remote_queueing(state: SignalState) -> float | None:
     """Share of the request time on remote storage spent queueing, over all mounts and endpoints of the job."""
     queue = total = 0.0
-    for name, device in state.devices.items():
-        if state.media.get(name) is Medium.REMOTE and device.queue is not None:
+    for device in state.devices.values():
+        if device.medium is Medium.REMOTE and device.queue is not None:
             queue += device.queue
             total += device.latency
     return min(1.0, queue / total) if total > 0.0 else None

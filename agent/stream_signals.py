@@ -8,7 +8,7 @@ stream: it advances when every live training stream has. Validation loaders neve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agent.job_sample import SignalSettings
@@ -214,27 +214,35 @@ def derive_loaders(
     training = training_streams(streams)
     if not training:
         return _by_timer(old, settings, now_ns)
-    steps = {stream.stream: advance(stream, old.streams.get(stream.stream), settings, now_ns) for stream in training}
-    live = [
-        stream for stream in training if not _idle(stream, steps[stream.stream].state, settings, now_ns)
-    ] or training
-    fresh = all(
-        stream.stream not in old.streams or stream.iterations < old.streams[stream.stream].iterations
-        for stream in training
-    )
+    steps: dict[str, Step] = {}
+    fresh, live = True, []
+    for stream in training:
+        before = old.streams.get(stream.stream)
+        step = steps[stream.stream] = advance(stream, before, settings, now_ns)
+        fresh = fresh and (before is None or stream.iterations < before.iterations)
+        if not _idle(stream, step.state, settings, now_ns):
+            live.append(stream)
+    live = live or training
     started = fresh or any(steps[stream.stream].resumed for stream in live)
     new = min(steps[stream.stream].state.pending for stream in live)
-    iterations = old.iterations + new
-    waits = [step.wait_seconds for step in steps.values() if step.wait_seconds is not None]
-    total = old.wait_total if not waits else (old.wait_total or 0.0) + max(waits)
-    states = {name: step.state._replace(pending=max(0, step.state.pending - new)) for name, step in steps.items()}
-    mark = old.start_mark
+    state = _account(old, steps, new, now_ns, training[0].source)
     if started:
         seen = min(stream.iterations for stream in training) if fresh else 0
-        mark = iterations - seen
-    episodes = old.episodes + sum(step.episodes for step in steps.values())
-    state = LoaderState(states, iterations, mark, total, episodes, now_ns, training[0].source)
-    return state, _summary(live, states, now_ns, new, reading=reading, started=started)
+        state = replace(state, start_mark=state.iterations - seen)
+    return state, _summary(live, state.streams, now_ns, new, reading=reading, started=started)
+
+
+def _account(old: LoaderState, steps: Mapping[str, Step], new: int, now_ns: int, source: str) -> LoaderState:
+    """The cumulative counts after these steps: the job waits as long as the stream that waits longest."""
+    waited: float | None = None
+    episodes, states = old.episodes, {}
+    for name, step in steps.items():
+        episodes += step.episodes
+        if step.wait_seconds is not None:
+            waited = step.wait_seconds if waited is None else max(waited, step.wait_seconds)
+        states[name] = step.state._replace(pending=max(0, step.state.pending - new)) if new else step.state
+    total = old.wait_total if waited is None else (old.wait_total or 0.0) + waited
+    return LoaderState(states, old.iterations + new, old.start_mark, total, episodes, now_ns, source)
 
 
 def _idle(stream: StreamCounters, state: StreamState, settings: SignalSettings, now_ns: int) -> bool:
