@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from cgroup.errors import CgroupError, ControllerMissing, JournalError, Vanished
 from cgroup.files import LineFiles
+from cgroup.guardian import Watchman
 from cgroup.hold import HeldLines
 from cgroup.journal import Entry, Journal
 from cgroup.lines import Limit, Line, Setting, Target, Values, describe_values, line_of
@@ -25,16 +25,6 @@ RETRY_SECONDS = 5.0
 """A line whose write failed is left alone for this long."""
 
 _log = logging.getLogger(__name__)
-
-
-class Watchman(Protocol):
-    """What the enforcer needs to know of the guardian."""
-
-    def beat(self) -> None:
-        """Tell that the agent lives."""
-
-    def take_restores(self) -> int:
-        """Return how often the guardian put everything back since the last call; waits while it is at it."""
 
 
 class Enforcer:
@@ -383,10 +373,13 @@ class Enforcer:
         return back
 
     def _note_raise(self, write: Write, now: float) -> None:
-        if write.raises:
-            window = raise_window_seconds(self._rules)
-            recent = (time for time in self._raises.get(write.line.cgroup_id, ()) if now - window < time <= now)
-            self._raises[write.line.cgroup_id] = (*recent, now)
+        """Remember a raise, and forget those that count no more, of cgroups that are long gone as well."""
+        if not write.raises:
+            return
+        since = now - raise_window_seconds(self._rules)
+        self._raises = {cgroup: times for cgroup, times in self._raises.items() if since < times[-1] <= now}
+        recent = (time for time in self._raises.get(write.line.cgroup_id, ()) if since < time <= now)
+        self._raises[write.line.cgroup_id] = (*recent, now)
 
     def _forget(self, lines: Iterable[Line]) -> None:
         lines = list(lines)

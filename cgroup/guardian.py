@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from cgroup.errors import GuardianError
 from cgroup.journal import BOOT_ID_PATH, DEFAULT_PATH
@@ -22,6 +23,16 @@ _START_SECONDS = 5.0
 _RESTORE_SECONDS = 2.0
 _AGAIN_SECONDS = 1.0  # between two starts of a guardian that keeps dying
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from cgroup.guard import main; main(sys.argv[2:])"
+
+
+class Watchman(Protocol):
+    """What the enforcer needs to know of the guardian."""
+
+    def beat(self) -> None:
+        """Tell that the agent lives."""
+
+    def take_restores(self) -> int:
+        """Return how often the guardian put everything back since the last call; waits while it is at it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,344 @@
+"""What the contract suite cannot show on a real kernel: failing files, a full journal, the guardian's part."""
+
+import errno
+import logging
+
+import pytest
+
+from cgroup.enforce import RETRY_SECONDS, Enforcer
+from cgroup.errors import JournalError, JournalFull
+from cgroup.journal import Journal
+from cgroup.lines import Limit, Target, Weight, line_of
+from tests.contract.nodes import FakeNode
+
+MIB = 1 << 20
+
+
+class Watchman:
+    def __init__(self):
+        self.beats = 0
+        self.restores = []
+
+    def beat(self):
+        self.beats += 1
+
+    def take_restores(self):
+        return self.restores.pop(0) if self.restores else 0
+
+
+@pytest.fixture
+def node():
+    return FakeNode()
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = Journal.open(str(tmp_path / "journal"))
+    yield journal
+    journal.close()
+
+
+@pytest.fixture
+def watchman():
+    return Watchman()
+
+
+@pytest.fixture
+def enforcer(node, journal, watchman):
+    return Enforcer(node.files, journal, "enforce", guardian=watchman)
+
+
+def kinds(results):
+    return [result.result for result in results]
+
+
+def want(*pairs):
+    return {target: (setting, "need") for target, setting in pairs}
+
+
+def broken(number=errno.EIO):
+    return OSError(number, "broken", "/sys/fs/cgroup/x/io.max")
+
+
+def test_enforcement_without_a_journal_is_refused(node):
+    with pytest.raises(JournalError, match="needs a journal"):
+        Enforcer(node.files, None, "enforce")
+    assert Enforcer(node.files, None, "dry-run").mode == "dry-run"
+
+
+def test_the_journal_has_it_before_it_is_written(node, journal, enforcer):
+    target = node.make("a")
+    seen = []
+    node.files.before_write = lambda line: seen.append(journal.entries[line].wrote["rbps"])
+    enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.0)
+    enforcer.reconcile(want((target, Limit(rbps=2 * MIB))), 1.0)
+    assert seen == [MIB, 2 * MIB]
+
+
+def test_every_write_is_logged_with_before_after_and_why(node, enforcer, caplog):
+    target = node.make("a")
+    caplog.set_level(logging.INFO)
+    enforcer.reconcile({target: (Limit(rbps=4 * MIB), "j1 starves")}, 0.0)
+    enforcer.reconcile({target: (Limit(rbps=2 * MIB), "j2 starves")}, 1.0)
+    enforcer.release_all("the gate closed")
+    assert [record.getMessage() for record in caplog.records] == [
+        "wrote /contract/a io.max 8:0: rbps=max -> rbps=4194304 (j1 starves)",
+        "wrote /contract/a io.max 8:0: rbps=4194304 -> rbps=2097152 (j2 starves)",
+        "released /contract/a io.max 8:0: rbps=2097152 -> rbps=max (the gate closed)",
+    ]
+
+
+def test_a_failed_write_is_an_error_once_then_tried_again_later(node, journal, enforcer):
+    target = node.make("a")
+    node.files.fail["write"] = [broken(), broken()]
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.0)) == ["error"]
+    assert journal.entries == {}
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), RETRY_SECONDS - 0.1)) == []
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), RETRY_SECONDS)) == ["error"]
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 2 * RETRY_SECONDS)) == ["written"]
+    assert dict(enforcer.counters) == {"error": 2, "written": 1}
+
+
+def test_a_failed_second_write_leaves_the_journal_at_the_first(node, journal, enforcer):
+    target = node.make("a")
+    enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+    node.files.fail["write"] = [broken(errno.EINVAL)]
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 1.0)) == ["error"]
+    entry = journal.entries[line_of(target)]
+    assert (entry.was["rbps"], entry.wrote["rbps"]) == (4 * MIB, 4 * MIB)
+    assert kinds(enforcer.release_all("end")) == ["written"]
+    assert node.limits(target) == {}
+
+
+def test_one_bad_line_does_not_stop_the_others(node, enforcer):
+    targets = [node.make(name) for name in "abc"]
+    node.files.fail["read"] = [broken()]
+    told = kinds(enforcer.reconcile(want(*((t, Limit(rbps=MIB)) for t in targets)), 0.0))
+    assert sorted(told) == ["error", "written", "written"]
+
+
+def test_a_change_between_plan_and_write_is_seen(node, journal, enforcer):
+    target = node.make("a")
+    reads = []
+    real = node.files.read
+
+    def read(line):
+        values = real(line)
+        reads.append(line)
+        if len(reads) == 1:
+            node.meddle(target, rbps=9 * MIB)
+        return values
+
+    node.files.read = read
+    results = enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.0)
+    node.files.read = real
+    assert (kinds(results), node.limits(target), journal.entries) == (["unchanged"], {"rbps": 9 * MIB}, {})
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.1)) == ["written"]
+
+
+def test_a_change_between_plan_and_write_of_a_managed_line_is_a_conflict(node, journal, enforcer):
+    target = node.make("a")
+    enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+    real = node.files.read
+    reads = []
+
+    def read(line):
+        values = real(line)
+        reads.append(line)
+        if len(reads) == 1:
+            node.meddle(target, rbps=9 * MIB)
+        return values
+
+    node.files.read = read
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 1.0)) == ["conflict"]
+    assert (node.limits(target), journal.entries) == ({"rbps": 9 * MIB}, {})
+
+
+class TestNoRoomForTheJournal:
+    @pytest.fixture
+    def full(self, journal, monkeypatch):
+        def refuse(entries):
+            raise JournalFull("no room for the journal")
+
+        def probe():
+            if journal.record is refuse:
+                raise JournalFull("no room for the journal")
+
+        monkeypatch.setattr(journal, "record", refuse)
+        monkeypatch.setattr(journal, "probe", probe)
+        return monkeypatch
+
+    def test_nothing_is_enforced(self, node, enforcer, full):
+        target = node.make("a")
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.0)) == ["error"]
+        assert enforcer.suspended == "no room for the journal"
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.1)) == []
+        assert node.limits(target) == {}
+
+    def test_what_stands_is_put_back_and_enforcement_resumes_with_room(self, node, enforcer, journal, request):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        monkeypatch = request.getfixturevalue("full")
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 1.0)) == ["error", "written"]
+        assert node.limits(target) == {}
+        assert dict(enforcer.counters) == {"written": 2, "error": 1}
+        monkeypatch.undo()
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 2.0)) == ["written"]
+        assert enforcer.suspended is None
+        assert node.limits(target) == {"rbps": MIB}
+
+
+class TestStuckLines:
+    def test_what_cannot_be_freed_is_tried_again_and_not_taken_for_what_was_before(self, node, journal, enforcer):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        node.files.fail["write"] = [broken()]
+        assert kinds(enforcer.set_mode("dry-run")) == ["error"]
+        assert line_of(target) in journal.entries
+        enforcer.set_mode("enforce")
+        assert node.limits(target) == {}, "leaving and entering frees it too"
+
+    def test_it_is_freed_by_reconcile_in_any_mode(self, node, journal, enforcer):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        node.files.fail["write"] = [broken(), broken()]
+        enforcer.set_mode("observe")
+        assert kinds(enforcer.reconcile({}, 1.0)) == ["error"]
+        assert kinds(enforcer.reconcile({}, 1.1)) == []
+        assert kinds(enforcer.reconcile({}, 1.0 + RETRY_SECONDS)) == ["written"]
+        assert (node.limits(target), journal.entries) == ({}, {})
+
+    def test_it_is_not_written_meanwhile(self, node, enforcer):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        node.files.fail["write"] = [broken(), broken()]
+        enforcer.release_all("test")
+        told = enforcer.reconcile(want((target, Limit(rbps=MIB))), 1.0)
+        assert kinds(told) == ["error"]
+        assert node.limits(target) == {"rbps": 4 * MIB}
+
+    def test_a_crash_whose_restore_fails_is_remembered(self, node, tmp_path, journal, enforcer):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        node.files.fail["write"] = [broken(), broken()]
+        successor = Enforcer(node.files, journal, "enforce")
+        assert len(successor.recovered.errors) == 1
+        assert kinds(successor.reconcile({}, 0.0)) == ["written"]
+        assert node.limits(target) == {}
+
+
+class TestGuardian:
+    def test_every_reconcile_is_a_heartbeat_in_every_mode(self, enforcer, watchman):
+        enforcer.reconcile({}, 0.0)
+        enforcer.set_mode("observe")
+        enforcer.reconcile({}, 0.1)
+        assert watchman.beats == 2
+
+    def test_what_the_guardian_put_back_is_no_foreign_change(self, node, journal, enforcer, watchman):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        node.meddle(target, rbps=None)
+        watchman.restores = [1]
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 30.0)) == ["written"]
+        assert (node.limits(target), enforcer.conflicts) == ({"rbps": 4 * MIB}, {})
+
+    def test_it_is_asked_again_before_a_change_is_called_foreign(self, node, enforcer, watchman):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        node.meddle(target, rbps=None)
+        watchman.restores = [0, 1]
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 30.0)) == ["written"]
+        assert enforcer.conflicts == {}
+
+    def test_a_write_that_raced_with_the_guardian_stays_under_control(self, node, journal, enforcer, watchman):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        watchman.restores = [1]
+        assert kinds(enforcer.reconcile({}, 30.0)) == ["written"]
+        assert (node.limits(target), journal.entries) == ({}, {})
+
+    def test_what_somebody_else_wrote_meanwhile_is_foreign(self, node, enforcer, watchman):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        node.meddle(target, rbps=7 * MIB)
+        watchman.restores = [1]
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 30.0)) == ["conflict"]
+        assert node.limits(target) == {"rbps": 7 * MIB}
+
+
+def test_weights_are_written_and_put_back(node, enforcer):
+    target = node.make("a")
+    enforcer.reconcile(want((target, Weight(300))), 0.0)
+    assert node.limits(target, "io.weight") == {"weight": 300}
+    enforcer.reconcile(want((target, Weight(300, "io.bfq.weight"))), 1.0)
+    assert node.limits(target, "io.weight") == {}
+    assert node.limits(target, "io.bfq.weight") == {"weight": 300}
+    enforcer.release_all("end")
+    assert node.limits(target, "io.bfq.weight") == {}
+
+
+class TestReadAhead:
+    def test_set_and_released(self, node, journal, enforcer):
+        assert kinds(enforcer.set_read_ahead("8:0", 1023, "sequential reader")) == ["written"]
+        assert node.files.read_ahead["8:0"] == 1020
+        assert kinds(enforcer.set_read_ahead("8:0", 1020, "again")) == ["unchanged"]
+        enforcer.reconcile({}, 1.0)
+        assert node.files.read_ahead["8:0"] == 1020, "what is not a limit is not released by reconcile"
+        assert kinds(enforcer.release_read_ahead("8:0", "it ended")) == ["written"]
+        assert kinds(enforcer.release_read_ahead("8:0", "it ended")) == []
+        assert (node.files.read_ahead["8:0"], journal.entries) == (128, {})
+
+    def test_set_twice_goes_back_to_the_first(self, node, enforcer):
+        enforcer.set_read_ahead("8:0", 512, "one")
+        enforcer.set_read_ahead("8:0", 1024, "two")
+        enforcer.release_all("end")
+        assert node.files.read_ahead["8:0"] == 128
+
+    def test_a_foreign_change_stays(self, node, enforcer):
+        enforcer.set_read_ahead("8:0", 512, "one")
+        node.files.read_ahead["8:0"] = 4096
+        assert kinds(enforcer.release_all("end")) == ["conflict"]
+        assert node.files.read_ahead["8:0"] == 4096
+
+    def test_a_crash_puts_it_back(self, node, journal, enforcer):
+        enforcer.set_read_ahead("8:0", 512, "one")
+        Enforcer(node.files, journal, "observe")
+        assert node.files.read_ahead["8:0"] == 128
+
+    def test_a_pulled_disk(self, node, enforcer):
+        enforcer.set_read_ahead("8:0", 512, "one")
+        node.pull("8:0")
+        assert kinds(enforcer.release_all("end")) == ["vanished"]
+        assert kinds(enforcer.set_read_ahead("8:0", 512, "one")) == ["vanished"]
+
+    def test_a_dry_run_sets_nothing(self, node, journal):
+        enforcer = Enforcer(node.files, journal, "dry-run")
+        assert kinds(enforcer.set_read_ahead("8:0", 512, "one")) == ["dry_run"]
+        assert node.files.read_ahead["8:0"] == 128
+
+    def test_without_room_it_is_not_set(self, node, journal, enforcer, monkeypatch):
+        def refuse(entries):
+            raise JournalFull("no room")
+
+        monkeypatch.setattr(journal, "record", refuse)
+        assert kinds(enforcer.set_read_ahead("8:0", 512, "one")) == ["error"]
+        assert node.files.read_ahead["8:0"] == 128
+
+
+def test_raises_are_forgotten_with_time(node, enforcer):
+    for number in range(50):
+        target = node.make(f"j{number}")
+        enforcer.reconcile(want((target, Limit(rbps=MIB))), number * 3.0)
+        enforcer.reconcile({}, number * 3.0 + 1.5)
+    assert len(enforcer._raises) <= 2
+
+
+def test_enable_io_of_a_cgroup_that_is_gone(node, journal):
+    enforcer = Enforcer(node.files, journal, "enforce", may_enable_io=True)
+    assert kinds(enforcer.enable_io("/contract/gone/x", "test"))[-1] == "vanished"
+
+
+def test_the_observer_does_not_even_look(node, journal):
+    node.files.fail["read"] = [broken()]
+    assert Enforcer(node.files, journal).reconcile(want((Target(1, "/x", "8:0"), Limit(rbps=1))), 0.0) == ()
+    assert len(node.files.fail["read"]) == 1
