@@ -9,20 +9,29 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
+from agent.errors import PrefetchdError
+from agent.simulate.scenario import load_scenario
 from tests.lab.cache import PROJECT
 from tests.lab.demo import demo
+from tests.lab.devices import devices_of
 from tests.lab.errors import LabBroken
-from tests.lab.machine import Lab, LabResult
+from tests.lab.machine import Lab
+from tests.lab.peers import PEERS
+from tests.lab.scenario_run import split_at_dashes
+from tests.lab.trainer import trainer_program
 
 BROKEN_STATUS = 125
+GUEST_PYTHON = PROJECT / ".venv" / "bin" / "python"
 _DESCRIPTION = """Boot a guest with Debian's stock kernel on this machine's root file system (read-only) and work in it.
 
 examples:
   python -m tests.lab shell
   python -m tests.lab run --out /tmp/lab -- bash -c 'lsblk >$PREFETCHD_LAB_OUT/disks; uname -r'
   python -m tests.lab pytest -- tests/lab/guest -k io_max
+  python -m tests.lab scenario tests/lab/scenarios/ssd-greedy.toml --peer bfqw --out /tmp/lab
 
 exit status:
   0..124, 126..255  the status of the command in the guest (pytest: 1 tests failed, 5 none selected)
@@ -41,7 +50,8 @@ class ProgressLine:
     def __call__(self, text: str) -> None:
         stage = text.partition(",")[0]
         if self._live:
-            print(f"\r\033[Klab: {text}", end="", file=sys.stderr, flush=True)
+            end = "\n" if stage.startswith("booted") else ""
+            print(f"\r\033[Klab: {text}", end=end, file=sys.stderr, flush=True)
         elif stage != self._last:
             print(f"lab: {text}", file=sys.stderr, flush=True)
         self._last = stage
@@ -57,7 +67,9 @@ def exit_status(command_status: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    own, rest = split_at_dashes(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(own)
+    arguments.rest = rest
     progress = ProgressLine()
     try:
         return int(arguments.run(arguments, progress))
@@ -65,30 +77,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         progress.done()
         print(f"lab broken ({type(error).__name__}): {error}", file=sys.stderr)
         return BROKEN_STATUS
+    except PrefetchdError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.lab", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="shell | run | pytest | demo")
+    commands = parser.add_subparsers(required=True, metavar="shell | run | pytest | scenario | demo")
     shell = commands.add_parser("shell", help="open a root shell in the guest")
     shell.set_defaults(run=_shell)
     demonstration = commands.add_parser("demo", help="training jobs beside a greedy reader, without and with control")
     demonstration.set_defaults(run=_demo)
     for name, run, text in (
-        ("run", _run, "run one command as root in the guest"),
-        ("pytest", _pytest, "run a pytest selection in the guest; junit.xml is left in the out folder"),
+        ("run", _run, "run the command after `--` as root in the guest"),
+        ("pytest", _pytest, "run the pytest arguments after `--` in the guest; leaves junit.xml in the out folder"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("--timeout", type=float, default=600.0, metavar="S", help="limit for the command")
         command.add_argument(
-            "--out", type=Path, metavar="DIR", help="keep here what the command leaves in $PREFETCHD_LAB_OUT"
+            "--devices-of", type=Path, metavar="FILE", help="give the guest a scenario's disks, not the usual two"
         )
-        command.add_argument("--memory", type=int, default=4096, metavar="MIB")
-        command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ...")
         command.set_defaults(run=run)
+        _machine_options(command)
+    command = commands.add_parser(
+        "scenario", help="run a scenario file, with the agent command after `--` if any; prints its summary as JSON"
+    )
+    command.add_argument("file", type=Path)
+    command.add_argument("--seed", type=int, default=1)
+    command.add_argument("--peer", choices=sorted(PEERS), default="none")
+    command.set_defaults(run=_scenario)
+    _machine_options(command)
     return parser
+
+
+def _machine_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="keep here what the command leaves in $PREFETCHD_LAB_OUT"
+    )
+    command.add_argument("--memory", type=int, default=4096, metavar="MIB")
 
 
 def _shell(arguments: argparse.Namespace, progress: ProgressLine) -> int:
@@ -105,39 +134,49 @@ def _demo(arguments: argparse.Namespace, progress: ProgressLine) -> int:
 
 
 def _run(arguments: argparse.Namespace, progress: ProgressLine) -> int:
-    command = _after_dashes(arguments.arguments)
-    if not command:
-        print("nothing to run: give a command after `--`", file=sys.stderr)
+    if not arguments.rest:
+        print("Nothing to run: give a command after `--`.", file=sys.stderr)
         return 2
-    return _report(_in_guest(arguments, command, progress))
+    return _in_guest(arguments, _lab(arguments, progress), arguments.rest)
 
 
 def _pytest(arguments: argparse.Namespace, progress: ProgressLine) -> int:
-    selection = _after_dashes(arguments.arguments)
-    return _report(_in_guest(arguments, pytest_command(selection), progress))
+    return _in_guest(arguments, _lab(arguments, progress), pytest_command(arguments.rest))
+
+
+def _scenario(arguments: argparse.Namespace, progress: ProgressLine) -> int:
+    scenario = load_scenario(arguments.file)
+    arguments.timeout, arguments.devices_of = scenario.duration_seconds + 300, arguments.file
+    words = [str(arguments.file.resolve()), "--seed", str(arguments.seed), "--peer", arguments.peer]
+    command = scenario_command([*words, "--", *arguments.rest])
+    return _in_guest(arguments, _lab(arguments, progress), command)
 
 
 def pytest_command(selection: Sequence[str]) -> list[str]:
     """Return what runs a pytest selection in the guest; $PREFETCHD_LAB_OUT is expanded there."""
-    python = PROJECT / ".venv" / "bin" / "python"
     script = 'exec "$0" -m pytest -p no:cacheprovider --junit-xml="$PREFETCHD_LAB_OUT/junit.xml" "$@"'
-    return ["bash", "-c", script, str(python), *selection]
+    return ["bash", "-c", script, str(GUEST_PYTHON), *selection]
 
 
-def _in_guest(arguments: argparse.Namespace, command: Sequence[str], progress: ProgressLine) -> LabResult:
+def scenario_command(words: Sequence[str]) -> list[str]:
+    """Return what runs `tests.lab.scenario_run` in the guest, with the out folder added."""
+    trainer_program()  # built here: the guest is slower
+    script = 'exec "$0" -m tests.lab.scenario_run --out "$PREFETCHD_LAB_OUT" "$@"'
+    return ["bash", "-c", script, str(GUEST_PYTHON), *words]
+
+
+def _lab(arguments: argparse.Namespace, progress: ProgressLine) -> Lab:
+    lab = Lab(memory_mib=arguments.memory, timeout=arguments.timeout, progress=progress)
+    if arguments.devices_of is None:
+        return lab
+    return replace(lab, devices=devices_of(load_scenario(arguments.devices_of)))
+
+
+def _in_guest(arguments: argparse.Namespace, lab: Lab, command: Sequence[str]) -> int:
     with ExitStack() as stack:
         out = arguments.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prefetchd-lab-out-")))
-        lab = Lab(memory_mib=arguments.memory, timeout=arguments.timeout, out_dir=out, progress=progress)
-        with lab.boot() as guest:
-            progress.done()
-            return guest.run(command, on_output=_to_stdout)
-
-
-def _to_stdout(piece: bytes) -> None:
-    os.write(1, piece)
-
-
-def _report(result: LabResult) -> int:
+        with replace(lab, out_dir=out).boot() as guest:
+            result = guest.run(command, on_output=_to_stdout)
     print(
         f"lab: status {result.status} after {result.seconds:.1f} s "
         f"({result.accelerator}, booted in {result.boot_seconds:.1f} s)",
@@ -146,8 +185,8 @@ def _report(result: LabResult) -> int:
     return exit_status(result.status)
 
 
-def _after_dashes(arguments: Sequence[str]) -> Sequence[str]:
-    return arguments[1:] if arguments[:1] == ["--"] else arguments
+def _to_stdout(piece: bytes) -> None:
+    os.write(1, piece)
 
 
 if __name__ == "__main__":

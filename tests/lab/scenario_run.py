@@ -84,6 +84,7 @@ class Run:
     limits: groups.LimitLog
     processes: dict[str, subprocess.Popen[bytes]]
     agent: Agent | None
+    control: contextlib.ExitStack
     stuck: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -100,6 +101,11 @@ class Run:
                 self._give_up()
                 return
             time.sleep(_LOOK_SECONDS)
+        self.limits.look(self.elapsed)
+
+    def end_control(self) -> None:
+        """End the agent and undo the peer, then look what is left of them."""
+        self.control.close()
         self.limits.look(self.elapsed)
 
     def truth_file(self, name: str) -> Path:
@@ -131,12 +137,13 @@ def running(
         folders = stack.enter_context(groups.cgroups(training, others))
         _limit_memory(scenario.jobs, folders)
         limits = groups.LimitLog(dict(folders))
-        stack.enter_context(peer(peer_name, scenario, folders))
         limits.look(0.0)
-        agent = stack.enter_context(_started(agent_argv, ready_url)) if agent_argv else None
+        control = stack.enter_context(contextlib.ExitStack())
+        control.enter_context(peer(peer_name, scenario, folders))
+        agent = control.enter_context(_started(agent_argv, ready_url)) if agent_argv else None
         _LOGS.mkdir(exist_ok=True)
         zero_ns = time.monotonic_ns() + 500_000_000
-        run = Run(scenario, zero_ns / 1e9, folders, limits, {}, agent)
+        run = Run(scenario, zero_ns / 1e9, folders, limits, {}, agent, control)
         users: tuple[Job | Neighbour, ...] = (*scenario.jobs, *scenario.best_effort)
         for index, user in enumerate(users):
             own = extents[user.name]
@@ -169,9 +176,7 @@ def run_scenario(
     """Run a scenario to its end and return the summary; `out` also gets it, and the trainers' and the agent's logs."""
     with running(scenario, seed, agent_argv=agent_argv, peer_name=peer_name, ready_url=ready_url) as run:
         run.wait((lambda elapsed: each(run, elapsed)) if each else None)
-        if run.agent:
-            run.agent.end()
-        run.limits.look(run.elapsed)
+        run.end_control()
         summary = {
             "scenario": scenario.name,
             "seed": seed,
@@ -233,18 +238,24 @@ def _keep(out: Path, run: Run, summary: dict[str, Any]) -> None:
             (out / log.name).write_bytes(log.read_bytes())
 
 
+def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what stands before the first `--` and what follows it."""
+    end = words.index("--") if "--" in words else len(words)
+    return list(words[:end]), list(words[end + 1 :])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.lab.scenario_run", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.lab.scenario_run", description="Run one scenario inside the guest."
+    )
     parser.add_argument("scenario", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--peer", choices=sorted(PEERS), default="none")
-    parser.add_argument("agent", nargs="*", metavar="-- AGENT COMMAND")
-    arguments = parser.parse_args(argv)
+    own, agent_argv = split_at_dashes(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(own)
     scenario = load_scenario(arguments.scenario)
-    summary = run_scenario(
-        scenario, arguments.seed, out=arguments.out, agent_argv=arguments.agent, peer_name=arguments.peer
-    )
+    summary = run_scenario(scenario, arguments.seed, out=arguments.out, agent_argv=agent_argv, peer_name=arguments.peer)
     print(json.dumps(summary, indent=1))
     return 1 if summary["stuck"] else 0
 

@@ -1,0 +1,146 @@
+"""Guest tests as tests of the host: all that are selected run in one guest, and each reports under its own name.
+
+A test marked `guest` needs the lab's kernel. On the host its place is taken by an item that looks up what it did in the
+guest; the first such item boots the guest and runs them all. In the guest they run as ordinary tests.
+"""
+
+import json
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab, LabBroken, LabUnavailable
+from tests.lab.cache import PROJECT
+from tests.lab.trainer import trainer_program
+
+IN_GUEST = os.environ.get("PREFETCHD_LAB") == "1"
+LAB_SECONDS = 3600
+REPORTS = "reports.jsonl"
+
+
+@dataclass
+class GuestRun:
+    """What the guest tests did, by node id; `broken` says why the lab did not finish them."""
+
+    reports: dict[str, list[dict]] = field(default_factory=dict)
+    broken: str = ""
+    unavailable: str = ""
+
+
+class GuestItem(pytest.Item):
+    """Stands on the host for a test that runs in the guest."""
+
+    def __init__(self, *, original, **kwargs):
+        super().__init__(**kwargs)
+        self.original_location = original.location
+        self.extra_keyword_matches.update({original.path.stem, getattr(original, "originalname", "") or original.name})
+        self.add_marker(pytest.mark.lab)
+        self.add_marker(pytest.mark.timeout(LAB_SECONDS))
+        for marker in original.iter_markers():
+            if marker.name not in {"guest", "timeout", "parametrize", "usefixtures"}:
+                self.add_marker(marker.name if not marker.args else getattr(pytest.mark, marker.name)(*marker.args))
+
+    def runtest(self):
+        run = guest_run(self.session)
+        if run.unavailable:
+            pytest.skip(run.unavailable)
+        reports = run.reports.get(self.nodeid, [])
+        for report in reports:
+            if report["outcome"] == "failed":
+                raise GuestTestError(report["text"])
+            if report["outcome"] == "skipped":
+                pytest.skip(f"in the guest: {report['text']}")
+        for report in reports:
+            self.add_report_section("call", "stdout", report["output"]) if report["output"] else None
+        if not any(report["when"] == "call" for report in reports):
+            raise LabBroken(run.broken or f"The guest did not report on {self.nodeid}.")
+
+    def repr_failure(self, excinfo):
+        if isinstance(excinfo.value, GuestTestError | LabBroken):
+            return f"{type(excinfo.value).__name__}: {excinfo.value}"
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self):
+        path, line, name = self.original_location
+        return Path(path), line, name
+
+
+class GuestTestError(Exception):
+    """A test failed in the guest; the text is its own report."""
+
+
+_RUN = pytest.StashKey[GuestRun]()
+
+
+def guest_run(session) -> GuestRun:
+    """Run the selected guest tests, once per session."""
+    if _RUN not in session.config.stash:
+        selected = [item for item in session.items if isinstance(item, GuestItem)]
+        wanted = [item.nodeid for item in selected if not item.get_closest_marker("skip")]
+        nightly = any(item.get_closest_marker("nightly") for item in selected)
+        session.config.stash[_RUN] = run_in_guest(wanted, nightly, _teller(session.config))
+    return session.config.stash[_RUN]
+
+
+def run_in_guest(nodeids: list[str], nightly: bool, progress: Callable[[str], None]) -> GuestRun:
+    """Boot one guest and run these tests in it."""
+    run = GuestRun()
+    lab = Lab(timeout=LAB_SECONDS, progress=progress)
+    command = [str(PROJECT / ".venv" / "bin" / "python"), "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+    command += ["--run-nightly"] if nightly else []
+    try:
+        trainer_program()
+        with lab.boot() as guest:
+            reports = guest.out_dir / REPORTS
+            try:
+                result = guest.run([*command, *nodeids])
+                run.broken = f"`{shlex.join(command)}` ended with {result.status}:\n{result.output.read_text()[-3000:]}"
+            finally:
+                for line in reports.read_text().splitlines() if reports.exists() else ():
+                    report = json.loads(line)
+                    run.reports.setdefault(report["nodeid"], []).append(report)
+    except LabUnavailable as error:
+        run.unavailable = str(error)
+    except LabBroken as error:
+        run.broken = f"{type(error).__name__}: {error}"
+    return run
+
+
+def _teller(config) -> Callable[[str], None]:
+    """Show when the guest has booted, whatever pytest captures."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+    def tell(text: str) -> None:
+        if terminal and text.startswith(("booted", "downloads", "waits", "cannot")):
+            terminal.write_line(f"\nlab: {text}")
+
+    return tell
+
+
+if IN_GUEST:
+
+    def pytest_runtest_logreport(report):
+        line = {
+            "nodeid": report.nodeid,
+            "when": report.when,
+            "outcome": report.outcome,
+            "seconds": report.duration,
+            "text": report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext,
+            "output": report.capstdout if report.when == "call" else "",
+        }
+        with Path(os.environ["PREFETCHD_LAB_OUT"], REPORTS).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+else:
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(session, items):
+        items[:] = [_stand_in(session, item) if item.get_closest_marker("guest") else item for item in items]
+
+
+def _stand_in(session, item):
+    return GuestItem.from_parent(session, name=item.name, nodeid=item.nodeid, original=item)
