@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "measure this node and, when told to, move bandwidth to the jobs about to starve",
     "doctor": "check every precondition and name the fix",
     "exec": "run a training command in a cgroup of its own",
+    "top": "watch the jobs of the running agent",
     "restore": "set every limit that an agent left behind to its prior value",
 }
 EPILOG = """\

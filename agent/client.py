@@ -61,7 +61,8 @@ class AgentClient:
         except urllib.error.HTTPError as error:
             raise AgentUnreachable(_refused(self.url + path, error)) from None
         except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
+            cause = getattr(error, "reason", error)
+            reason = getattr(cause, "strerror", None) or cause
             raise AgentUnreachable(
                 f"No agent answers at {self.url} ({reason}); start it with `prefetchd run`, or give --address."
             ) from None

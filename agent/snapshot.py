@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.types import DeviceSignals, DeviceView, JobReport, Loan, TickReport
+from agent.history import History
+from agent.types import DeviceSignals, DeviceView, JobReport, Loan, PidTerms, TickReport
 
 
-def snapshot(report: TickReport) -> dict[str, Any]:
-    """The whole report as a JSON-ready mapping; rates in bytes/s, times in seconds, unknown values None."""
+def snapshot(report: TickReport, history: History | None = None) -> dict[str, Any]:
+    """The whole report as a JSON-ready mapping; rates in bytes/s, times in seconds, unknown values None.
+
+    With a history each job row carries its last decisions under `decisions`.
+    """
+    jobs = job_rows(report)
+    if history is not None:
+        for row in jobs:
+            row["decisions"] = history.rows(row["id"])
     return {
         "time": report.wall_time,
         "mode": report.mode,
@@ -17,34 +25,53 @@ def snapshot(report: TickReport) -> dict[str, Any]:
         "tick_seconds": report.duration_seconds,
         "writes": dict(report.writes),
         "conflicts": report.conflicts,
-        "jobs": job_rows(report),
+        "restores": report.restores,
+        "job_errors": report.job_errors,
+        "jobs": jobs,
         "neighbours": [_neighbour_row(report, entry) for entry in report.jobs.values() if not entry.job.training],
         "devices": [_pool_row(report, view) for view in report.devices.values()],
         "probes": [
             {"name": probe.name, "state": probe.state, "why": probe.why, "tier": probe.tier, "lost": probe.lost_events}
             for probe in report.probes
         ],
-        "notes": list(report.notes),
+        "notes": [*report.notes, *report.decision.notes],
     }
 
 
 def _neighbour_row(report: TickReport, entry: JobReport) -> dict[str, Any]:
     mine = ((device, limits) for (job, device), limits in report.applied.items() if job == entry.job.id)
     caps = {_device_name(report, device): limits[0] for device, limits in mine}
-    return {"name": entry.job.name, "quota_bytes_per_second": caps}
+    here = entry.signals.devices.values() if entry.signals else ()
+    return {
+        "name": entry.job.name,
+        "quota_bytes_per_second": caps,
+        "read_bytes_per_second": {_device_name(report, one.device): one.read_bytes_per_second for one in here},
+        "write_bytes_per_second": {_device_name(report, one.device): one.write_bytes_per_second for one in here},
+    }
 
 
 def _pool_row(report: TickReport, view: DeviceView) -> dict[str, Any]:
-    pool = report.decision.pools.get(view.info.device)
+    """`read_bytes_per_second` is the capacity; `used_…` what all managed cgroups move, unmanaged ones left out."""
+    device = view.info.device
+    pool = report.decision.pools.get(device)
     capacity = view.info.capacity
+    here = [
+        entry.signals.devices[device]
+        for entry in report.jobs.values()
+        if entry.signals and device in entry.signals.devices
+    ]
     return {
         "device": view.info.name,
         "medium": view.info.medium,
         "read_bytes_per_second": capacity.rbps if capacity else None,
+        "write_bytes_per_second": capacity.wbps if capacity else None,
+        "used_read_bytes_per_second": sum(one.read_bytes_per_second for one in here),
+        "used_write_bytes_per_second": sum(one.write_bytes_per_second for one in here),
         "unmanaged_ratio": view.unmanaged_share,
         "pool_capacity_ratio": pool.capacity if pool else None,
         "pool_lent_ratio": pool.lent if pool else None,
-        "gate_open": report.decision.gate_open.get(view.info.device),
+        "regular_ratio": pool.regular if pool else None,
+        "gate_open": report.decision.gate_open.get(device),
     }
 
 
@@ -61,22 +88,33 @@ def job_rows(report: TickReport) -> list[dict[str, Any]]:
 def _row(report: TickReport, entry: JobReport) -> dict[str, Any]:
     signals, health, diagnosis = entry.signals, entry.health, entry.diagnosis
     return {
+        "id": entry.job.id,
         "job": entry.job.name,
+        "cgroup": entry.job.path,
+        "weight": entry.job.weight,
         "namespace": entry.job.namespace,
         "pod": entry.job.pod,
         "iterations": signals.iterations if signals else None,
         "iteration_source": signals.iteration_source if signals else None,
+        "iteration_seconds": signals.iteration_seconds if signals else None,
         "wait_seconds": signals.wait_seconds if signals else None,
+        "wait_seconds_total": signals.wait_seconds_total if signals else None,
+        "blocked_seconds": signals.blocked_seconds if signals else None,
         "compute_seconds": signals.compute_seconds if signals else None,
         "queue_depth": signals.queue_depth if signals else None,
         "queue_capacity": signals.queue_capacity if signals else None,
         "next_batch_bytes": signals.next_batch_bytes if signals else None,
+        "cache_hit_ratio": signals.cache_hit_ratio if signals else None,
+        "remote_queueing_ratio": signals.remote_queueing_ratio if signals else None,
+        "cpu_ratio": signals.cpu_ratio if signals else None,
         "starvation_events": sum(entry.starvation_by_cause.values()),
+        "starvation_by_cause": dict(entry.starvation_by_cause),
         "score": health.score if health else None,
         "level": health.level if health else None,
         "confidence": health.confidence if health else None,
         "parts": dict(health.parts) if health else {},
         "cause": diagnosis.cause if diagnosis else None,
+        "cause_confidence": diagnosis.confidence if diagnosis else None,
         "actionable": diagnosis.actionable if diagnosis else None,
         "advice": diagnosis.advice if diagnosis else "",
         "evidence": dict(diagnosis.evidence) if diagnosis else {},
@@ -97,6 +135,8 @@ def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals) -> di
         "medium": here.medium,
         "latency_seconds": here.latency_seconds,
         "latency_cv": here.latency_cv,
+        "reference_seconds": here.reference_seconds,
+        "queueing_ratio": here.queueing_ratio,
         "throttle_ratio": here.throttle_ratio,
         "throttle_wait_seconds": here.throttle_wait_seconds,
         "read_bytes_per_second": here.read_bytes_per_second,
@@ -106,10 +146,27 @@ def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals) -> di
         "regular_ratio": entitlement.regular if entitlement else None,
         "loan_ratio": entitlement.loan if entitlement else None,
         "loan_iterations_left": _iterations_left(loan, entry),
+        "loan_seconds_left": max(0.0, loan.expires_at - report.time) if loan else None,
         "quota_bytes_per_second": report.applied[slot][0] if slot in report.applied else None,
+        "quota_ratio": quota.share if quota else None,
         "quota_why": quota.why if quota else None,
+        "gate_open": report.decision.gate_open.get(device),
+        "pid": _pid_row(report.decision.pid.get(slot)),
     }
 
 
 def _iterations_left(loan: Loan | None, entry: JobReport) -> int | None:
     return max(0, loan.expires_iteration - entry.signals.iterations) if loan and entry.signals else None
+
+
+def _pid_row(terms: PidTerms | None) -> dict[str, float] | None:
+    """The controller's last step: error in points, the rest as relative changes."""
+    if terms is None:
+        return None
+    return {
+        "error_points": terms.error,
+        "proportional": terms.proportional,
+        "integral": terms.integral,
+        "derivative": terms.derivative,
+        "output": terms.output,
+    }
