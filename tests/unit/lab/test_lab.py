@@ -1,0 +1,104 @@
+"""What of the lab needs no guest: exit statuses, arguments, the accelerator's memory, peers' arithmetic, locks."""
+
+import fcntl
+import os
+import threading
+
+import pytest
+
+from agent.simulate.scenario import Device
+from tests.lab import LabBroken, LabTimeout, LabUnavailable
+from tests.lab import __main__ as command_line
+from tests.lab.cache import lock_path, machine_lock
+from tests.lab.host import remember_accelerator, remembered_accelerator
+from tests.lab.peers import CostModel, cap_line, current_scheduler, slice_weights
+from tests.lab.scenario_run import split_at_dashes
+
+
+@pytest.mark.parametrize(("status", "ours"), [(0, 0), (1, 1), (5, 5), (124, 124), (125, 1), (126, 126), (137, 137)])
+def test_status_of_the_command_is_ours(status, ours):
+    assert command_line.exit_status(status) == ours
+
+
+@pytest.mark.parametrize("kind", [LabBroken, LabTimeout, LabUnavailable])
+def test_broken_lab_has_a_status_of_its_own(monkeypatch, capsys, kind):
+    class NoLab:
+        def __init__(self, **_):
+            raise kind("The guest did not boot.")
+
+    monkeypatch.setattr(command_line, "Lab", NoLab)
+    assert command_line.main(["run", "--", "true"]) == 125
+    assert f"lab broken ({kind.__name__}): The guest did not boot." in capsys.readouterr().err
+
+
+def test_bad_scenario_is_a_usage_error(capsys):
+    assert command_line.main(["scenario", "/nonexistent.toml"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_nothing_to_run(capsys):
+    assert command_line.main(["run"]) == 2
+    assert "after `--`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["run", "--", "a", "--", "b"], (["run"], ["a", "--", "b"])),
+        (["run"], (["run"], [])),
+        (["--"], ([], [])),
+    ],
+)
+def test_words_after_the_dashes(words, parts):
+    assert split_at_dashes(words) == parts
+
+
+def test_accelerator_is_remembered_for_this_kernel(monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFETCHD_LAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    assert remembered_accelerator() is None
+    remember_accelerator("tcg", "The guest ended.\nConsole: …")
+    assert remembered_accelerator() == "tcg"
+    monkeypatch.setattr("platform.release", lambda: "another")
+    assert remembered_accelerator() is None
+
+
+def test_no_kvm_device_means_emulation(monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert remembered_accelerator() == "tcg"
+
+
+def test_one_lab_at_a_time(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("time.sleep", lambda _: release.set())
+    said, release = [], threading.Event()
+    with lock_path().open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        holder = threading.Thread(target=lambda: release.wait(5) and fcntl.flock(other, fcntl.LOCK_UN))
+        holder.start()
+        with machine_lock(said.append):
+            assert "waits for another lab" in said[0]
+        holder.join()
+
+
+def test_slice_weights_keep_their_ratio():
+    assert slice_weights(2500, 50, 10_000) == (2500, 50)
+    assert slice_weights(2500, 50, 1000) == (1000, 20)
+    assert slice_weights(500_000, 1, 1000) == (1000, 1)
+
+
+def test_cap_line():
+    ssd = Device(name="s", kind="ssd", bytes_per_second=1000.0, iops=50)
+    assert cap_line("8:0", ssd, 0.1) == "8:0 rbps=100 wbps=100 riops=5 wiops=5"
+    hdd = Device(name="h", kind="hdd", bytes_per_second=1000.0)
+    assert cap_line("8:0", hdd, 0.5) == "8:0 rbps=500 wbps=500 riops=max wiops=max"
+
+
+def test_cost_model_line():
+    assert CostModel(100, 20, 10).text("8:0") == (
+        "8:0 ctrl=user model=linear rbps=100 rseqiops=20 rrandiops=10 wbps=100 wseqiops=20 wrandiops=10"
+    )
+
+
+def test_current_scheduler():
+    assert current_scheduler("none [mq-deadline] bfq\n") == "mq-deadline"
