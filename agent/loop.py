@@ -23,8 +23,9 @@ from agent.limits import Desired, desired_limits
 from agent.signals import JobSample
 from agent.types import DeviceView, Job, JobId, Slot, TickReport
 from bpf.samples import ProbeState, ProbeStatus, Sample
-from cgroup.enforce import Enforcer, Mode, WriteResult
+from cgroup.enforce import Enforcer
 from cgroup.lines import IO_MAX
+from cgroup.results import Mode, WriteResult
 
 log = logging.getLogger(__name__)
 

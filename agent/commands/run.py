@@ -158,6 +158,14 @@ def _serve(
     return 0
 
 
+def _hooks(guardian: Guardian | None) -> list[Callable[[TickReport], object]]:
+    """What follows every pass: the service manager's watchdog is fed, the guardian is looked after."""
+    hooks: list[Callable[[TickReport], object]] = [lambda _: systemd.notify("WATCHDOG=1")]
+    if guardian is not None:
+        hooks.append(lambda _: guardian.check())
+    return hooks
+
+
 def _enforcer(
     stack: contextlib.ExitStack, config: Config, root: str, mode: configuration.Mode
 ) -> tuple[Enforcer, Guardian | None, int]:
