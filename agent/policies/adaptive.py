@@ -16,7 +16,7 @@ from agent.pid import PidState, pid_step
 from agent.policies.base import Moment, PolicySettings, elapsed, low_iterations, need_share, rearrangements, used_share
 from agent.policies.best_effort import Neighbour
 from agent.policies.contention import DeviceState, Member, Outcome, decide
-from agent.smoothing import clip
+from agent.smoothing import clip, gain
 from agent.tiers import access_weights, merge
 from agent.types import (
     Capacity,
@@ -34,15 +34,16 @@ from agent.types import (
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One job on one device: its controller, what it adds to the need (0..limit), and the share it was found to want.
+    """One job on one device: its controller, what it adds to the need (0..limit), the share it was found to want.
 
-    `found` is used only where the need is not fed forward.
+    `steady` is its smoothed need without refill; `found` is used only where the need is not fed forward.
     """
 
     pid: PidState = field(default_factory=PidState)
     terms: PidTerms | None = None
     trim: float = 0.0
     found: float | None = None
+    steady: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,11 @@ class Adaptive:
                 notes.append(f"{job.job.name}: {job.diagnosis.cause}, more local bandwidth cannot help")
         outcomes: dict[str, Outcome] = {}
         members: dict[str, list[Member]] = {}
+        weight = gain(dt, self.settings.consumption_seconds)
         for name, device in view.devices.items():
             if device.info.capacity is None:
                 continue
-            members[name] = self._members(name, device, device.info.capacity, view, slots)
+            members[name] = self._members(name, device, device.info.capacity, view, slots, weight=weight)
             neighbours = _neighbours(name, device.info.capacity, view)
             before = state.devices.get(name, DeviceState())
             moment = Moment(view.now, dt, max(0.0, 1.0 - device.unmanaged_share))
@@ -122,7 +124,7 @@ class Adaptive:
             slot = old.get((job.job.id, name), _NEW)
             if self._actionable(job):
                 pid, terms = pid_step(self.settings.gains[device.info.medium], slot.pid, error, dt)
-                slot = SlotState(pid, terms, slot.trim, slot.found)
+                slot = SlotState(pid, terms, slot.trim, slot.found, slot.steady)
                 outputs[name] = terms.output
             moved[name] = slot
         if outputs:
@@ -139,17 +141,28 @@ class Adaptive:
         capacity: Capacity,
         view: NodeView,
         slots: Mapping[Slot, SlotState],
+        *,
+        weight: float,
     ) -> list[Member]:
-        """The training jobs that use this device, with what they want of it."""
+        """The training jobs that use this device, with what they want of it; `weight` smooths what they consume."""
         here = [job for job in view.jobs if (job.job.id, name) in slots]
         room = self.settings.usable * max(0.0, 1.0 - device.unmanaged_share)
         weights = sum(job.job.weight for job in here)
         return [
-            self._member(job, name, capacity, slots[job.job.id, name], room * job.job.weight / weights) for job in here
+            self._member(
+                job, name, capacity, slots[job.job.id, name], fair=room * job.job.weight / weights, weight=weight
+            )
+            for job in here
         ]
 
-    def _member(self, job: JobView, name: str, capacity: Capacity, slot: SlotState, fair: float) -> Member:
-        """One job: before its need is known it wants its fair part, or what it already uses and some more."""
+    def _member(
+        self, job: JobView, name: str, capacity: Capacity, slot: SlotState, *, fair: float, weight: float
+    ) -> Member:
+        """One job: before its need is known it wants its fair part, or what it already uses and some more.
+
+        What a well job consumes is smoothed and its refill does not count, or every dip of a full queue would move
+        the caps of others; what a tight one needs counts in full and at once.
+        """
         signals = job.signals
         used = used_share(signals.devices[name], capacity)
         need = job.need.get(name)
@@ -157,9 +170,10 @@ class Adaptive:
         if need is None or not self.settings.switches.feed_forward:
             want = max(fair, 1.25 * used) if slot.found is None or need is None else slot.found
         else:
-            want = need_share(need, capacity)
-            steady = want * _steady_part(signals, name, need)
-            want *= 1.0 + slot.trim
+            full = need_share(need, capacity)
+            now = full * _steady_part(signals, name, need)
+            steady = now if slot.steady is None else slot.steady + weight * (now - slot.steady)
+            want = (steady + max(0.0, full - steady) * self._urgency(job.health.score)) * (1.0 + slot.trim)
         actionable = self._actionable(job)
         if not actionable:
             want = min(want, 1.25 * used)
@@ -174,6 +188,11 @@ class Adaptive:
             job.job.weight,
             actionable and confident,
         )
+
+    def _urgency(self, score: float) -> float:
+        """How much of a refill counts, 1 for a tight job, 0 for a healthy one: a full queue dips all the time."""
+        high, low = self.settings.healthy_score, self.settings.tight_score
+        return clip((high - score) / (high - low), 0.0, 1.0)
 
     def _trim(
         self,
@@ -192,7 +211,7 @@ class Adaptive:
                 if member.job in outcome.victims and output > 0.0:
                     trim = min(self.settings.trim_limit, slot.trim + output * dt)
                 found = clip((slot.found or member.used) * (1.0 + output * dt), self.settings.floor, 1.0)
-                slots[member.job, name] = SlotState(slot.pid, slot.terms, trim, found)
+                slots[member.job, name] = SlotState(slot.pid, slot.terms, trim, found, member.steady)
 
     def _rearrange(
         self,
@@ -215,9 +234,8 @@ def _with_output(slot: SlotState, change: float) -> SlotState:
     if slot.terms is None or slot.terms.output == change:
         return slot
     t = slot.terms
-    return SlotState(
-        slot.pid, PidTerms(t.error, t.proportional, t.integral, t.derivative, change), slot.trim, slot.found
-    )
+    terms = PidTerms(t.error, t.proportional, t.integral, t.derivative, change)
+    return SlotState(slot.pid, terms, slot.trim, slot.found, slot.steady)
 
 
 def _steady_part(signals: Signals, name: str, need: Need) -> float:

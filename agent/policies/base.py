@@ -79,6 +79,7 @@ class PolicySettings:
     hold_seconds: float = 0.6
     longest_hold_seconds: float = 3.0
     victim_confidence: float = 0.4
+    consumption_seconds: float = 1.0
     trim_limit: float = 0.5
     trim_release_seconds: float = 2.0
     neighbour_cut: float = 0.65

@@ -30,7 +30,7 @@ SAFE_RATIO = 0.9
 """The level believed to be safe after a victim, of the trim at which it appeared."""
 
 RELIEF_RATIO = 0.7
-"""When the need falls below this part of what it was with the last victim, what was learned then no longer counts."""
+"""When consumption falls below this part of what it was with the last victim, what was learned then is void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,10 @@ class Trainee(Protocol):
         """Share of the device it needs."""
 
     @property
+    def steady(self) -> float | None:
+        """The part of it that is consumption, not refill; None: unknown."""
+
+    @property
     def score(self) -> float:
         """Its health."""
 
@@ -66,7 +70,7 @@ class Trainee(Protocol):
 class BestEffort:
     """What is remembered: the share all of them get together (None: free), trim and its safe level, caps.
 
-    `protects` are the jobs that starved since the caps appeared, `wanted` their devices' need then; `idle_since` is
+    `protects` are the jobs that starved since the caps appeared, `steady` what training consumed then; `idle_since` is
     when each cgroup stopped pressing.
     """
 
@@ -75,7 +79,7 @@ class BestEffort:
     safe: float = 1.0
     caps: Mapping[JobId, Cap] = field(default_factory=dict)
     protects: frozenset[JobId] = frozenset()
-    wanted: float = 0.0
+    steady: float = 0.0
     idle_since: Mapping[JobId, float] = field(default_factory=dict)
 
 
@@ -94,9 +98,11 @@ def guard(
     protects = (before.protects | victims) & {m.job for m in members}
     off = not (switches.best_effort and switches.cap_others)
     wanted = sum(m.want for m in members)
+    steady = sum(m.want if m.steady is None else m.steady for m in members)
     if off or not neighbours or (switches.gate and not protects) or (before.total is None and not is_open):
         return BestEffort()
-    trim, safe = _trim(before, members, bool(victims), moment.dt, settings)
+    relieved = steady < RELIEF_RATIO * before.steady
+    trim, safe = _trim(before, members, bool(victims), moment.dt, relieved=relieved, settings=settings)
     left = max(0.0, settings.usable * moment.available - wanted) * trim
     target = clip(left, settings.floor, settings.ceiling) if switches.bounds else left
     total = target if before.total is None else min(target, before.total + settings.neighbour_raise * moment.dt)
@@ -105,16 +111,22 @@ def guard(
     caps, idle = _share(before, neighbours, total, moment.now, settings)
     if not caps and not is_open:
         return BestEffort()
-    return BestEffort(total, trim, safe, caps, protects, wanted if victims else before.wanted, idle)
+    return BestEffort(total, trim, safe, caps, protects, steady if victims else before.steady, idle)
 
 
 def _trim(
-    before: BestEffort, members: Sequence[Trainee], victims: bool, dt: float, settings: PolicySettings
+    before: BestEffort,
+    members: Sequence[Trainee],
+    victims: bool,
+    dt: float,
+    *,
+    relieved: bool,
+    settings: PolicySettings,
 ) -> tuple[float, float]:
     """(trim, safe level) after `dt`: both lie between the trim's floor and ceiling."""
     trim, safe = before.trim, before.safe
     low, high = settings.neighbour_trim_floor, settings.neighbour_trim_ceiling
-    if sum(m.want for m in members) < RELIEF_RATIO * before.wanted:
+    if relieved:
         safe = high
     if victims:
         if trim > safe or before.total is None:

@@ -51,13 +51,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What is remembered of one device. Times in monotonic seconds."""
+    """What is remembered of one device. Times in monotonic seconds; `starved_at` is when each job was last a victim."""
 
     open_until: float = -inf
     hold: float = 0.0
     pool: Pool = field(default_factory=Pool)
     caps: Mapping[JobId, Cap] = field(default_factory=dict)
     best_effort: BestEffort = field(default_factory=BestEffort)
+    starved_at: Mapping[JobId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,9 @@ def decide(
     ]
     pool, entitlements, lent = _entitle(before.pool, device.info, claims, moment, settings)
     caps: dict[JobId, Cap] = {}
+    starved_at = _starved_at(before.starved_at, victims, moment.now, settings)
     if is_open and settings.switches.cap_others and _may_cap(device, settings):
-        caps = _training_caps(before.caps, members, victims, entitlements, moment=moment, settings=settings)
+        caps = _training_caps(before.caps, members, starved_at, entitlements, moment=moment, settings=settings)
     best_effort = guard(
         before.best_effort, members, neighbours, victims=victims, is_open=is_open, moment=moment, settings=settings
     )
@@ -101,7 +103,7 @@ def decide(
         quotas[job] = _quota(cap, before.best_effort.caps.get(job), "what need leaves over")
     shares = entitlements if is_open else {}
     shares |= _left_over(shares, best_effort.caps, lent, settings)
-    state = DeviceState(until, hold, pool, caps, best_effort)
+    state = DeviceState(until, hold, pool, caps, best_effort, starved_at)
     return Outcome(state, quotas, shares, lent, is_open, victims)
 
 
@@ -135,6 +137,14 @@ def _gate(before: DeviceState, victims: bool, now: float, settings: PolicySettin
     return now + hold, hold
 
 
+def _starved_at(
+    before: Mapping[JobId, float], victims: frozenset[JobId], now: float, settings: PolicySettings
+) -> dict[JobId, float]:
+    """When each job was last a victim, of those that were lately: they refill their queues and stay uncapped."""
+    recent = {job: at for job, at in before.items() if now - at < settings.longest_hold_seconds}
+    return recent | dict.fromkeys(victims, now)
+
+
 def _may_cap(device: DeviceView, settings: PolicySettings) -> bool:
     """Whether training jobs may be capped on this medium: on HDD own caps only harm (policy prototype)."""
     return settings.training_caps[device.info.medium] or not settings.switches.media
@@ -162,17 +172,17 @@ def _entitle(
 def _training_caps(
     before: Mapping[JobId, Cap],
     members: Sequence[Member],
-    victims: frozenset[JobId],
+    spared: Mapping[JobId, float],
     entitlements: Mapping[JobId, Entitlement],
     *,
     moment: Moment,
     settings: PolicySettings,
 ) -> dict[JobId, Cap]:
-    """Caps on who is over its share and on healthy jobs; never on victims nor on who cannot be helped."""
+    """Caps on who is over its share and on healthy jobs; never on recent victims nor on who cannot be helped."""
     caps: dict[JobId, Cap] = {}
     weights = sum(m.weight for m in members)
     for m in members:
-        if m.job in victims or not m.helpable:
+        if m.job in spared or not m.helpable:
             continue
         fair = settings.usable * moment.available * m.weight / weights
         cap = _cap(m, before.get(m.job), entitlements[m.job].share, fair, now=moment.now, settings=settings)
