@@ -107,15 +107,12 @@ class Enforcer:
 
         `now` in monotonic seconds. Lines that are left alone (in conflict, failed a moment ago) give no result.
         """
-        guardian_acted = self._notice_guardian()
+        self._notice_guardian()
         results = self._retry_stuck(now)
         if self._mode == "observe" or (self.suspended and not self._resumed()):
             return self._counted(results)
         wanted = self._wanted(desired, now, results)
-        writes = self._plan(wanted, now, results)
-        if not guardian_acted and any(w.verdict == "conflict" for w in writes) and self._notice_guardian():
-            writes = self._plan(wanted, now, results)
-        results.extend(self._carry_out(writes, now))
+        results.extend(self._carry_out(self._plan(wanted, now, results), now))
         return self._counted(results)
 
     def release_all(self, why: str) -> tuple[WriteResult, ...]:
@@ -338,9 +335,15 @@ class Enforcer:
         return outcome
 
     def _leave_to_others(self, write: Write, now: float) -> WriteResult:
-        """A foreign change wins. What in the line is still ours is put back, since nobody would do so later."""
+        """A foreign change wins. What in the line is still ours is put back, since nobody would do so later.
+
+        The guardian is asked once more: the agent may have stood still right here, with the plan already made.
+        """
         del now
-        state = self._lines[write.line]
+        self._notice_guardian()
+        state = self._lines.get(write.line)
+        if state is None:
+            return WriteResult(write.line, "unchanged", write.before, {}, "put back by the guardian meanwhile")
         outcome = restore_line(self._files, write.line, state.prior, (state.wrote,))
         self._conflicts[write.line] = Conflict(state.wrote, outcome.before)
         self._forget([write.line])
@@ -348,16 +351,14 @@ class Enforcer:
         _log.warning("%s: we wrote %s, somebody else %s; left alone from now on", write.line, ours, theirs)
         return WriteResult(write.line, "conflict", outcome.before, outcome.after, "somebody else changed this line")
 
-    def _notice_guardian(self) -> bool:
-        """Beat, and find out whether the guardian put everything back while the agent stood still."""
+    def _notice_guardian(self) -> None:
+        """Beat, and drop what the guardian put back while the agent stood still."""
         if self._guardian is None:
-            return False
+            return
         self._guardian.beat()
-        if not self._guardian.take_restores():
-            return False
-        _log.warning("the guardian took the agent for dead and put everything back; starting over")
-        self._forget(self._back_already())
-        return True
+        if self._guardian.take_restores():
+            _log.warning("the guardian took the agent for dead and put everything back; starting over")
+            self._forget(self._back_already())
 
     def _back_already(self) -> list[Line]:
         """Return the lines that hold what was there before us, or are gone."""

@@ -63,6 +63,7 @@ class Guard:
         """Return when the agent is gone and everything is put back."""
         self.say(f"ready {os.getpid()} {resident_kilobytes()} {self._move()}")
         last_beat = self._clock()
+        stuck = False
         while True:
             looked = self._clock()
             alive, beats = self._wait(max(0.01, min(self._settings.limit_seconds / 4, 1.0)))
@@ -72,10 +73,10 @@ class Guard:
                 return
             # A guardian that itself stood still (frozen with the agent) knows nothing of the time it missed.
             if beats or now - looked > self._settings.limit_seconds / 2:
-                last_beat = now
+                last_beat, stuck = now, False
             elif now - last_beat > self._settings.limit_seconds:
-                self._while_stuck()
-                last_beat = self._clock()
+                self._while_stuck(again=stuck)
+                last_beat, stuck = self._clock(), True
 
     def _wait(self, seconds: float) -> tuple[bool, int]:
         """Return whether the agent's end is open, and how many heartbeats came."""
@@ -119,17 +120,18 @@ class Guard:
             boot_id_path=chosen.boot_id_path,
         )
 
-    def _while_stuck(self) -> None:
+    def _while_stuck(self, *, again: bool) -> None:
+        """Restore; again and again while it lasts, since the agent may be let go for an instant and write."""
         self.say("restoring")
-        log(f"no heartbeat for {self._settings.limit_seconds:g} s: the agent is stuck")
         try:
             entries = list(read_journal(self._settings.journal).entries.values())
         except CgroupError as error:
             log(str(error))
             entries = []
-        report = restore_entries(KernelFiles(self._settings.root, self._settings.sys_root), entries, log)
-        log(str(report))
-        self._leave_report(report)
+        report = restore_entries(KernelFiles(self._settings.root, self._settings.sys_root), entries, _quietly)
+        if not again or report.restored:
+            log(f"no heartbeat for {self._settings.limit_seconds:g} s, so the agent is stuck: {report}")
+            self._leave_report(report)
         self.say(f"restored {len(report.restored)} {len(report.errors)}")
 
     def _leave_report(self, report: RestoreReport) -> None:
@@ -164,6 +166,10 @@ def log(text: str) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.write(f"prefetchd guardian: {text}\n")
         sys.stderr.flush()
+
+
+def _quietly(text: str) -> None:
+    """What was restored while the agent is stuck stands in the report."""
 
 
 def resident_kilobytes() -> int:

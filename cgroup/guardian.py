@@ -193,9 +193,9 @@ class Guardian:
                     _log.warning("the guardian stays in the agent's cgroup and dies with it: %s", self._note)
             case ["restoring"]:
                 self._restoring = True
-            case ["restored", *_]:
+            case ["restored", count, *_]:
                 self._restoring = False
-                self._restores += 1
+                self._restores += count != "0"
 
     def _drop(self) -> None:
         """End a guardian that is of no use. Not gently: it ignores everything else, and the agent is alive."""

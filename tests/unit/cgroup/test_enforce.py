@@ -247,7 +247,8 @@ class TestGuardian:
         enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
         node.meddle(target, rbps=None)
         watchman.restores = [0, 1]
-        assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 30.0)) == ["written"]
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 30.0)) == ["unchanged"]
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 30.1)) == ["written"]
         assert enforcer.conflicts == {}
 
     def test_a_write_that_raced_with_the_guardian_stays_under_control(self, node, journal, enforcer, watchman):

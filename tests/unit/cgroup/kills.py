@@ -1,0 +1,91 @@
+"""Kill agents and measure how long their limits outlive them. Works for any command that enforces with a guardian."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+VARIANTS = ("agent", "agent while the guardian is new", "both")
+
+
+class Agent:
+    """A running agent; its guardians are found by the journal's path in their command line."""
+
+    def __init__(self, argv, journal, **more):
+        self.journal = str(journal)
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, **more)
+
+    def first_line(self):
+        """Wait for what it says when its first limits stand."""
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the agent ended with {self.process.wait()} before it was ready")
+        return line
+
+    def guardians(self):
+        """Return the process ids of guardians of this journal, zombies not included."""
+        pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+        return [pid for pid in pids if self._guards(pid)]
+
+    def _guards(self, pid):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return any(b"cgroup.guard" in word for word in words) and any(
+            b'"journal": "' + os.fsencode(self.journal) + b'"' in word for word in words
+        )
+
+    def kill_guardian(self):
+        for pid in self.guardians():
+            os.kill(pid, signal.SIGKILL)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def end(self):
+        """End it and whatever guards it."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        deadline = time.monotonic() + 5.0
+        while self.guardians() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.kill_guardian()
+
+
+def wait_until(predicate, seconds):
+    """Return after how long the predicate held, or None where it did not in time."""
+    began = time.monotonic()
+    while not predicate():
+        if time.monotonic() - began > seconds:
+            return None
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def kill_once(agent, variant, is_prior, restore):
+    """Kill a running agent; return how long its limits outlived it, in seconds, or None where they stayed.
+
+    `agent`: alone, the guardian restores. `… new`: its guardian first, so that it starts another, then the agent.
+    `both`: guardian and agent; `restore` (the next start) puts things back.
+    """
+    if variant == "agent while the guardian is new":
+        old = agent.guardians()
+        agent.kill_guardian()
+        if wait_until(lambda: set(agent.guardians()) - set(old), 5.0) is None:
+            raise RuntimeError("the agent started no other guardian")
+        agent.kill()
+    elif variant == "both":
+        agent.process.send_signal(signal.SIGSTOP)  # or it would start another guardian
+        agent.kill_guardian()
+        agent.kill()
+        restore()
+        return 0.0 if is_prior() else None
+    else:
+        agent.kill()
+    return wait_until(is_prior, 5.0)
