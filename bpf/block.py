@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bpf.btf import BtfError
-from bpf.decode import BLOCK_CONTROL, BLOCK_SLOT, Records, decode_block_slots, device_number
+from bpf.decode import BLOCK_CONTROL, BLOCK_SLOT, Records, decode_block_slots, device_name, device_number
 from bpf.loader import Loader, ProbeError, Program
 from bpf.samples import ProbeState, ProbeStatus, Sample
 
@@ -25,8 +25,10 @@ UNATTRIBUTED = 0
 
 TIERS = ("fentry", "kprobe", "tracepoint")
 
-_STALE_NS = 120_000_000_000
-_SWEEP_FILL = 0.5
+_TIMEOUT_NS = 30_000_000_000
+"""The block layer's own limit for a request (blk_queue_rq_timeout); past blk-throttle nothing takes longer."""
+
+_REAP_EVERY_NS = 1_000_000_000
 _HEAD_FIELDS = {
     "OFF_BIO_BDEV": "bio.bi_bdev",
     "OFF_BIO_OPF": "bio.bi_opf",
@@ -98,6 +100,8 @@ class BlockProbe:
         self._program: Program | None = None
         self._slots: Records = np.zeros(0, BLOCK_SLOT)
         self._control: Records = np.zeros(1, BLOCK_CONTROL)
+        self._reaped = np.zeros((limits.slots, 2), np.int64)
+        self._next_reap_ns = 0
         self._tier = ""
         self._refusals: list[str] = []
         try:
@@ -172,7 +176,7 @@ class BlockProbe:
         why = "; ".join(self._refusals)
         if not self._tier:
             return ProbeStatus(self.name, ProbeState.UNAVAILABLE, why)
-        lost = int(sum(self._control[name][0] for name in ("lost_in_flight", "lost_slots", "lost_walks")))
+        lost = sum(self.losses().values())
         state = ProbeState.ATTACHED
         if self._tier == "tracepoint":
             state, why = ProbeState.DEGRADED, f"the wait in blk-throttle is unknown: {why or 'asked for'}"
@@ -180,19 +184,29 @@ class BlockProbe:
             why = ""
         return ProbeStatus(self.name, state, why, self._tier, lost, self._fill_ratio())
 
+    def losses(self) -> dict[str, int]:
+        """Bios that were not recorded for want of room, and those that counted without a time."""
+        missed = int(self._slots["missed"].sum()) + int(self._reaped[:, 0].sum())
+        return {
+            "in_flight_full": int(self._control["lost_in_flight"][0]),
+            "slots_full": int(self._control["lost_slots"][0]),
+            "ends_missed": missed,
+        }
+
     def _fill_ratio(self) -> float:
         """How full the fullest of the bounded maps is."""
         limits = self._limits
         return max(
             int(np.count_nonzero(self._slots["live"])) / limits.slots,
-            self._open_records() / limits.in_flight,
+            int(self._open().sum()) / limits.in_flight,
             len(self._managed) / limits.cgroups,
         )
 
-    def _open_records(self) -> int:
-        slots = self._slots
-        closed = int(slots["requests"].sum()) + int(slots["abandoned"].sum())
-        return max(0, int(slots["started"].sum()) - closed)
+    def _open(self) -> Records:
+        """Bios in flight per slot."""
+        started = self._slots["started"].astype(np.int64)
+        still: Records = np.maximum(0, started - self._slots["requests"].astype(np.int64) - self._reaped[:, 0])
+        return still
 
     def manage(self, cgroup_ids: Collection[int]) -> None:
         """Count these cgroups and what is below them, and no others; counters of the others are dropped."""
@@ -229,28 +243,41 @@ class BlockProbe:
         epoch = (int(entry["epoch"]) + 1) & 0xFFFFFFFF
         self._slots[slot] = np.zeros((), BLOCK_SLOT)
         self._slots["epoch"][slot] = epoch
+        self._reaped[slot] = 0
         free = self._program.map("free_slots")
         free.push(free.Leaf(slot))
 
     def read(self, now_ns: int) -> Sample:
-        """The counters of the managed cgroups, and of UNATTRIBUTED, as they stand; no system call."""
+        """The counters of the managed cgroups, and of UNATTRIBUTED, as they stand; no system call but to reap."""
         if not self._tier:
             return Sample(now_ns)
-        if self._open_records() > _SWEEP_FILL * self._limits.in_flight:
-            self._sweep(now_ns)
-        blocks = decode_block_slots(self._slots, splits=True, throttle=self._tier != "tracepoint")
+        if now_ns >= self._next_reap_ns:
+            self._next_reap_ns = now_ns + _REAP_EVERY_NS
+            self._reap(now_ns)
+        blocks = decode_block_slots(self._slots, self._reaped, throttle=self._tier != "tracepoint")
         return Sample(now_ns, blocks=blocks)
 
-    def _sweep(self, now_ns: int) -> None:
-        """Drop records whose end was missed; only once half of the map is in use."""
-        assert self._program is not None  # noqa: S101  # a tier is attached
+    def _reap(self, now_ns: int) -> None:
+        """Close records whose end was missed: of requests older than the kernel lets any be, or on an idle device.
+
+        A record that still waits in blk-throttle is left alone: nothing bounds that wait.
+        """
+        if self._program is None or not self._open().any():
+            return
         records = self._program.map("in_flight")
+        idle: dict[int, bool] = {}
         for bio, record in records.items():
-            if record.submitted < now_ns - _STALE_NS and not record.parent:
-                with contextlib.suppress(KeyError):
+            age_ns = now_ns - record.submitted
+            if record.parent or not record.queued or age_ns < _REAP_EVERY_NS:
+                continue
+            device = int(self._slots["device"][record.slot])
+            if device not in idle:
+                idle[device] = is_idle(device_name(device))
+            if idle[device] or age_ns > _TIMEOUT_NS:
+                with contextlib.suppress(KeyError):  # it ended just now
                     del records[bio]
-                    self._slots["abandoned"][record.slot] += 1
-                    self._control["lost_in_flight"] += 1
+                    if record.epoch == self._slots["epoch"][record.slot]:
+                        self._reaped[record.slot] += (1, record.bytes)
 
     def close(self) -> None:
         """Detach and free."""
@@ -259,6 +286,14 @@ class BlockProbe:
         if self._program is not None:
             self._program.close()
             self._program = None
+
+
+def is_idle(device: str) -> bool:
+    """Whether no request is in flight on a device `maj:min` (sysfs, Documentation/block/stat.rst)."""
+    try:
+        return not any(map(int, Path(f"/sys/dev/block/{device}/inflight").read_text().split()))
+    except (OSError, ValueError):
+        return False
 
 
 def _attach_fentry(program: Program) -> None:

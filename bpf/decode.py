@@ -21,7 +21,7 @@ BLOCK_SLOT = np.dtype(
         ("epoch", "u4"),
         ("started", "u8"),
         ("requests", "u8"),
-        ("abandoned", "u8"),
+        ("missed", "u8"),
         ("bytes", "u8"),
         ("latency_ns", "u8"),
         ("latency_us_squared", "u8"),
@@ -39,7 +39,6 @@ BLOCK_CONTROL = np.dtype(
         ("only_listed", "u4"),
         ("lost_in_flight", "u8"),
         ("lost_slots", "u8"),
-        ("lost_walks", "u8"),
     ]
 )
 """`struct control_t` of block.c."""
@@ -60,23 +59,27 @@ def device_number(name: str) -> int:
     return int(major) << _MINOR_BITS | int(minor)
 
 
-def decode_block_slots(slots: Records, *, splits: bool, throttle: bool) -> dict[BlockKey, BlockCounters]:
+def decode_block_slots(slots: Records, reaped: Records, *, throttle: bool) -> dict[BlockKey, BlockCounters]:
     """Counters of the live slots of `slots` (dtype BLOCK_SLOT, shape (n,)).
 
-    `throttle` and `splits` say whether throttle time, and queue and device time, are known in this tier.
+    `reaped` (int64, shape (n, 2)) holds requests and bytes of ends that were missed and found by user space;
+    `throttle` says whether this tier knows the wait in blk-throttle.
     """
-    live = slots[slots["live"] != 0]
+    live = np.nonzero(slots["live"])[0]
+    chosen, found = slots[live], reaped[live].astype(np.uint64)
+    chosen["requests"] += found[:, 0]
+    chosen["bytes"] += found[:, 1]
     return {
         BlockKey(cgroup, device_name(device), OPS[op]): BlockCounters(
             requests=requests,
             bytes=size,
             latency_ns=latency,
             latency_us_squared=squares,
-            in_flight=max(0, started - requests - abandoned),
+            in_flight=max(0, started - requests),
             histogram=tuple(histogram),
             throttle_ns=throttle_ns if throttle else None,
-            queue_ns=queue_ns if splits else None,
-            device_ns=device_ns if splits else None,
+            queue_ns=queue_ns,
+            device_ns=device_ns,
         )
         for (
             cgroup,
@@ -86,7 +89,7 @@ def decode_block_slots(slots: Records, *, splits: bool, throttle: bool) -> dict[
             _epoch,
             started,
             requests,
-            abandoned,
+            _missed,
             size,
             latency,
             squares,
@@ -94,7 +97,7 @@ def decode_block_slots(slots: Records, *, splits: bool, throttle: bool) -> dict[
             queue_ns,
             device_ns,
             histogram,
-        ) in _rows(live)
+        ) in _rows(chosen)
     }
 
 

@@ -1,0 +1,1 @@
+"""Tests with real BPF on this machine's own kernel."""
