@@ -30,6 +30,11 @@ from agent.types import (
 
 log = logging.getLogger(__name__)
 
+REGULAR_SHARE = 0.85
+ELASTIC_SHARE = 0.15
+"""The paper's split of every device (section 3): regular shares, and what is only ever lent."""
+ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
@@ -60,6 +65,7 @@ class CoreResult:
     reports: Mapping[JobId, JobReport]
     decision: Decision
     errors: int
+    violations: tuple[str, ...] = ()
 
 
 class Core:
@@ -98,7 +104,11 @@ class Core:
                 reports[job.id] = JobReport(job, None, None, None, {}, self._memory[job.id].starvation)
                 errors += 1
         self._decide(now, reports, devices)
-        return CoreResult(reports, self._decision, errors)
+        broken = violations(self._decision)
+        if broken:
+            log.error("the policy broke its own rules, nothing is capped in this pass: %s", "; ".join(broken))
+            self._decision = Decision({}, {}, {}, {})
+        return CoreResult(reports, self._decision, errors, broken)
 
     def _learn_media(self, devices: Mapping[str, DeviceView]) -> None:
         media = {device: view.info.medium for device, view in devices.items()}
@@ -166,6 +176,29 @@ class Core:
             if not r.job.training and r.signals is not None
         )
         self._state, self._decision = self.policy.step(self._state, NodeView(now, jobs, neighbours, usable))
+
+
+def violations(decision: Decision) -> tuple[str, ...]:
+    """What a decision breaks of the lines that always hold.
+
+    Per device regular shares sum to at most 0.85 and loans to at most 0.15; no share is negative or not a number.
+    """
+    broken: list[str] = []
+    regular: dict[str, float] = {}
+    lent: dict[str, float] = {}
+    for (job, device), entitlement in decision.entitlements.items():
+        regular[device] = regular.get(device, 0.0) + entitlement.regular
+        lent[device] = lent.get(device, 0.0) + entitlement.loan
+        if not (entitlement.regular >= 0.0 and entitlement.loan >= 0.0):
+            broken.append(f"entitlement of cgroup {job} on {device} is {entitlement.regular} + {entitlement.loan}")
+    for (job, device), quota in decision.quotas.items():
+        if not quota.share >= 0.0:
+            broken.append(f"quota of cgroup {job} on {device} is {quota.share}")
+    for name, sums, limit in (("regular shares", regular, REGULAR_SHARE), ("loans", lent, ELASTIC_SHARE)):
+        for device, total in sums.items():
+            if not total <= limit + ROUNDING:
+                broken.append(f"{name} on {device} sum to {total}, more than {limit}")
+    return tuple(broken)
 
 
 def _used_shares(signals: Signals, devices: Mapping[str, DeviceView]) -> dict[str, float]:

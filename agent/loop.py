@@ -75,6 +75,7 @@ class Loop:
         self._ticks = 0
         self._seconds = 0.0
         self._job_errors = 0
+        self._violations = 0
         self._wanted_mode: Mode = enforcer.mode
         self.restores = 0
         self._last: float | None = None
@@ -91,6 +92,7 @@ class Loop:
         devices = self.node.devices(sample, jobs)
         result = self.core.step(now, self.node.job_samples(sample, jobs), jobs.values(), devices)
         self._job_errors += result.errors
+        self._violations += len(result.violations)
         probes = self.node.probes()
         desired: Desired = {}
         if _blind(probes):
@@ -119,6 +121,7 @@ class Loop:
             duration_seconds=0.0,
             seconds_total=self._seconds,
             job_errors=self._job_errors,
+            violations=self._violations,
             notes=notes,
         )
         return self.latest

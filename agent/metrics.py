@@ -263,6 +263,7 @@ def _agent_families(report: TickReport, dropped: int) -> Families:
         ("tick_seconds", "Time spent in passes of the control loop.", report.seconds_total),
         ("control_conflicts", "Limits that another writer changed and that were given up.", report.conflicts),
         ("restores", "Limits set back to their prior value.", report.restores),
+        ("rule_violations", "Lines that a decision broke; such a decision is not carried out.", report.violations),
         ("job_errors", "Passes in which one job could not be evaluated.", report.job_errors),
     ):
         counter = _counter(name, text, ())

@@ -34,6 +34,7 @@ def snapshot(report: TickReport, history: History | None = None) -> dict[str, An
             {"name": probe.name, "state": probe.state, "why": probe.why, "tier": probe.tier, "lost": probe.lost_events}
             for probe in report.probes
         ],
+        "violations": report.violations,
         "notes": [*report.notes, *report.decision.notes],
     }
 

@@ -317,4 +317,5 @@ class TickReport:
     duration_seconds: float
     seconds_total: float
     job_errors: int = 0
+    violations: int = 0
     notes: tuple[str, ...] = ()

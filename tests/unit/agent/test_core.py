@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core import Core, CoreSettings
+from agent.core import Core, CoreSettings, violations
 from agent.policies.base import PolicySettings, make_policy
 from agent.signals import JobSample
-from agent.types import Capacity, DeviceInfo, DeviceView, Job, Medium
+from agent.types import Capacity, Decision, DeviceInfo, DeviceView, Entitlement, Job, Medium, Quota
 from bpf.samples import BlockCounters, BlockKey, IterationEvent, StreamCounters
 
 MIB = 1 << 20
@@ -94,3 +94,39 @@ def test_a_device_without_capacity_is_observed_only(core):
     assert result.decision.quotas == {}
     assert result.decision.entitlements == {}
     assert result.reports[1].signals.devices[DISK].read_bytes_per_second > 0
+
+
+@pytest.mark.parametrize(
+    ("entitlements", "words"),
+    [
+        ({(1, DISK): Entitlement(0.5), (2, DISK): Entitlement(0.36)}, "regular shares"),
+        ({(1, DISK): Entitlement(0.1, 0.1), (2, DISK): Entitlement(0.1, 0.06)}, "loans"),
+        ({(1, DISK): Entitlement(-0.1)}, "is -0.1"),
+        ({(1, DISK): Entitlement(float("nan"))}, "nan"),
+    ],
+)
+def test_broken_decisions_are_seen(entitlements, words):
+    (found, *_) = violations(Decision({}, entitlements, {}, {}))
+    assert words in found
+
+
+def test_sound_decisions_are_not():
+    entitlements = {(1, DISK): Entitlement(0.5, 0.15), (2, DISK): Entitlement(0.35), (3, "8:0"): Entitlement(0.85)}
+    assert violations(Decision({(1, DISK): Quota(0.3, "x")}, entitlements, {}, {})) == ()
+
+
+def test_a_broken_decision_is_not_carried_out(core, caplog):
+    class Broken:
+        name = "broken"
+
+        def initial(self):
+            return None
+
+        def step(self, state, view):
+            return None, Decision({(1, DISK): Quota(0.1, "x")}, {(1, DISK): Entitlement(0.9)}, {}, {})
+
+    core.policy = Broken()
+    result = run(core, [job(1)], range(3))
+    assert result.violations
+    assert result.decision.quotas == {}
+    assert "broke its own rules" in caplog.text
