@@ -1,20 +1,23 @@
 """Caps on cgroups that do not train: what need leaves over times a trim that feedback moves.
 
 The trim is cut while somebody starves and raised while everybody is well, quickly up to where somebody last starved
-and slowly beyond, so that the device is used but not probed to death. A cap appears with the first victim; it goes when
-the cgroup stops pressing against it, when the jobs it was made for are gone, or when so much is left that it is none.
+and slowly beyond, so that the device is used but not probed to death. What is left over is counted from what the device
+was seen to do while somebody starved: under a mix of seeks that is far below its stated capacity. A cap appears with
+the first victim; it goes when the cgroup stops pressing against it, when the jobs it was made for are gone, when so
+much is left that it is none, or when it did not help who starves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from math import inf
+from typing import NamedTuple, Protocol
 
 from agent.policies.base import Moment, PolicySettings
 from agent.policies.caps import Cap, follow
 from agent.pool import fill
-from agent.smoothing import clip
+from agent.smoothing import clip, gain
 from agent.types import JobId
 
 PRESSING_RATIO = 0.5
@@ -28,6 +31,18 @@ QUICK_RAISE = 0.3
 
 SAFE_RATIO = 0.9
 """The level believed to be safe after a victim, of the trim at which it appeared."""
+
+EPISODE_SECONDS = 1.0
+"""Victims closer than this belong to one episode: it lowers the safe level once."""
+
+REACH_SECONDS = (0.5, 60.0)
+"""Time constants at which the reach follows a device that does less, and forgets that it did."""
+
+FUTILE_SECONDS = (8.0, 60.0)
+"""Caps that after the first time have not helped are given up for the second."""
+
+HELPED_RATIO = 1.1
+"""Caps helped when who starved uses at least this many times what it did before."""
 
 RELIEF_RATIO = 0.7
 """When consumption falls below this part of what it was with the last victim, what was learned then is void."""
@@ -58,6 +73,10 @@ class Trainee(Protocol):
         """The part of it that is consumption, not refill; None: unknown."""
 
     @property
+    def used(self) -> float:
+        """Share of the device it uses."""
+
+    @property
     def score(self) -> float:
         """Its health."""
 
@@ -66,12 +85,21 @@ class Trainee(Protocol):
         """Whether its score counts."""
 
 
+class Trial(NamedTuple):
+    """When the caps appeared, and what who starved and best effort used of the device then."""
+
+    began: float
+    starved: float
+    others: float
+
+
 @dataclass(frozen=True, slots=True)
 class BestEffort:
     """What is remembered: the share all of them get together (None: free), trim and its safe level, caps.
 
-    `protects` are the jobs that starved since the caps appeared, `steady` what training consumed then; `idle_since` is
-    when each cgroup stopped pressing.
+    `protects` are the jobs that starved since the caps appeared, `steady` what training consumed then; `pressed_at` is
+    when somebody last starved, `reach` what the device does under the present mix (share of its stated capacity);
+    `idle_since` is when each cgroup stopped pressing. `trial` remembers how it all began.
     """
 
     total: float | None = None
@@ -80,7 +108,11 @@ class BestEffort:
     caps: Mapping[JobId, Cap] = field(default_factory=dict)
     protects: frozenset[JobId] = frozenset()
     steady: float = 0.0
+    pressed_at: float = -inf
+    reach: float = 1.0
     idle_since: Mapping[JobId, float] = field(default_factory=dict)
+    trial: Trial | None = None
+    futile_until: float = -inf
 
 
 def guard(
@@ -97,46 +129,77 @@ def guard(
     switches = settings.switches
     protects = (before.protects | victims) & {m.job for m in members}
     off = not (switches.best_effort and switches.cap_others)
-    wanted = sum(m.want for m in members)
-    steady = sum(m.want if m.steady is None else m.steady for m in members)
     if off or not neighbours or (switches.gate and not protects) or (before.total is None and not is_open):
-        return BestEffort()
-    relieved = steady < RELIEF_RATIO * before.steady
-    trim, safe = _trim(before, members, bool(victims), moment.dt, relieved=relieved, settings=settings)
-    left = max(0.0, settings.usable * moment.available - wanted) * trim
-    target = clip(left, settings.floor, settings.ceiling) if switches.bounds else left
-    total = target if before.total is None else min(target, before.total + settings.neighbour_raise * moment.dt)
-    if total >= settings.ceiling and not is_open:
-        return BestEffort()
-    caps, idle = _share(before, neighbours, total, moment.now, settings)
-    if not caps and not is_open:
-        return BestEffort()
-    return BestEffort(total, trim, safe, caps, protects, steady if victims else before.steady, idle)
-
-
-def _trim(
-    before: BestEffort,
-    members: Sequence[Trainee],
-    victims: bool,
-    dt: float,
-    *,
-    relieved: bool,
-    settings: PolicySettings,
-) -> tuple[float, float]:
-    """(trim, safe level) after `dt`: both lie between the trim's floor and ceiling."""
+        return _free(before)
+    trial = before.trial or _trial(moment.now, protects, members, neighbours)
+    if moment.now < before.futile_until:
+        return _free(before)
+    if victims and _futile(trial, _trial(moment.now, protects, members, neighbours)):
+        return BestEffort(futile_until=moment.now + FUTILE_SECONDS[1])
+    steady = sum(m.want if m.steady is None else m.steady for m in members)
+    reach = _reach(before.reach, members, neighbours, pressed=bool(victims), moment=moment)
     trim, safe = before.trim, before.safe
-    low, high = settings.neighbour_trim_floor, settings.neighbour_trim_ceiling
-    if relieved:
-        safe = high
+    if steady < RELIEF_RATIO * before.steady:
+        safe = settings.neighbour_trim_ceiling
     if victims:
-        if trim > safe or before.total is None:
-            safe = clip(SAFE_RATIO * trim, low, high)
-        return clip(trim * settings.neighbour_cut**dt, low, high), safe
-    worst = min((m.score for m in members if m.helpable), default=100.0)
-    if worst <= settings.healthy_score:
-        return trim, safe
-    pace = QUICK_RAISE if trim < safe else SLOW_RAISE
-    trim = min(high, trim + pace * dt)
+        trim, safe = _cut(trim, safe, moment.now - before.pressed_at, moment.dt, settings)
+    elif min((m.score for m in members if m.helpable), default=100.0) > settings.healthy_score:
+        trim, safe = _raise(trim, safe, moment.dt, settings)
+    left = max(0.0, settings.usable * min(reach, moment.available) - sum(m.want for m in members)) * trim
+    target = clip(left, settings.floor, settings.ceiling) if switches.bounds else left
+    total = target if before.total is None else min(target, before.total + settings.neighbour_raise * reach * moment.dt)
+    caps, idle = _share(before, neighbours, total, moment.now, settings)
+    if not is_open and (not caps or total >= settings.ceiling):
+        return _free(before)
+    pressed_at = moment.now if victims else before.pressed_at
+    steady = steady if victims else before.steady
+    return BestEffort(total, trim, safe, caps, protects, steady, pressed_at, reach, idle, trial)
+
+
+def _free(before: BestEffort) -> BestEffort:
+    """No caps; only that they were of no use is remembered."""
+    return BestEffort(futile_until=before.futile_until)
+
+
+def _trial(
+    now: float, protects: frozenset[JobId], members: Sequence[Trainee], neighbours: Sequence[Neighbour]
+) -> Trial:
+    return Trial(now, sum(m.used for m in members if m.job in protects), sum(n.used for n in neighbours))
+
+
+def _futile(began: Trial, now: Trial) -> bool:
+    """Whether best effort was cut to half and more for a while, and who starves gained nothing from it."""
+    return (
+        now.began - began.began >= FUTILE_SECONDS[0]
+        and now.others < 0.5 * began.others
+        and now.starved < HELPED_RATIO * began.starved
+    )
+
+
+def _reach(
+    before: float, members: Sequence[Trainee], neighbours: Sequence[Neighbour], *, pressed: bool, moment: Moment
+) -> float:
+    """What the device can do: what it is seen to do while somebody starves, at least what it does at any time."""
+    total = sum(m.used for m in members) + sum(n.used for n in neighbours) + 1.0 - moment.available
+    if total >= before:
+        return min(1.0, total)
+    down, up = REACH_SECONDS
+    if pressed:
+        return before + gain(moment.dt, down) * (total - before)
+    return before + gain(moment.dt, up) * (1.0 - before)
+
+
+def _cut(trim: float, safe: float, since: float, dt: float, settings: PolicySettings) -> tuple[float, float]:
+    """(trim, safe level) while somebody starves; `since` the last victim tells whether this is a new episode."""
+    low = settings.neighbour_trim_floor
+    if since > EPISODE_SECONDS:
+        safe = max(low, SAFE_RATIO * min(trim, safe))
+    return max(low, trim * settings.neighbour_cut**dt), safe
+
+
+def _raise(trim: float, safe: float, dt: float, settings: PolicySettings) -> tuple[float, float]:
+    """(trim, safe level) while everybody is well."""
+    trim = min(settings.neighbour_trim_ceiling, trim + (QUICK_RAISE if trim < safe else SLOW_RAISE) * dt)
     return trim, max(safe, trim)
 
 
