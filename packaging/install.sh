@@ -12,10 +12,11 @@ HERE=$(cd "$(dirname "$0")" && pwd)
 
 usage() {
     cat <<'TEXT'
-usage: install.sh [--with-kube] [--no-start]
+usage: install.sh [--with-kube] [--no-start | --program-only]
 
-  --with-kube   also install what reads pod labels from the Kubernetes API server
-  --no-start    install, but neither enable nor start the service
+  --with-kube     also install what reads pod labels from the Kubernetes API server
+  --no-start      install, but neither enable nor start the service
+  --program-only  no systemd unit at all, for a container image
 
 example: sudo ./install.sh --no-start && sudo prefetchd doctor
 exit status: 0 installed, 1 something is missing or failed (the last line says what), 2 wrong usage
@@ -54,11 +55,15 @@ install_program() {
     ln -sfn "$PREFIX/bin/prefetchd" "$LINK"
 }
 
-install_files() {
-    install -d -m 0755 "$CONFIG" "$(dirname "$UNIT")" "$(dirname "$TMPFILES")"
+install_config() {
+    install -d -m 0755 "$CONFIG"
     if [ ! -e "$CONFIG/prefetchd.toml" ]; then
         install -m 0644 "$HERE/prefetchd.toml" "$CONFIG/prefetchd.toml"
     fi
+}
+
+install_unit() {
+    install -d -m 0755 "$(dirname "$UNIT")" "$(dirname "$TMPFILES")"
     install -m 0644 "$HERE/systemd/prefetchd.service" "$UNIT"
     install -m 0644 "$HERE/systemd/prefetchd.tmpfiles" "$TMPFILES"
     if command -v systemd-tmpfiles >/dev/null; then
@@ -81,11 +86,12 @@ start_service() {
 }
 
 extra=
-start=yes
+then=start
 while [ $# -gt 0 ]; do
     case $1 in
     --with-kube) extra='[kube]' ;;
-    --no-start) start=no ;;
+    --no-start) then=stay ;;
+    --program-only) then=end ;;
     -h | --help) usage && exit 0 ;;
     *) usage >&2 && fail "unknown option '$1'; see above" 2 ;;
     esac
@@ -95,8 +101,10 @@ done
 check_node
 stop_running
 install_program "$extra"
-install_files
-if [ "$start" = yes ]; then
+install_config
+[ "$then" != end ] || exit 0
+install_unit
+if [ "$then" = start ]; then
     start_service
 else
     echo "prefetchd is installed, not started; next: prefetchd doctor, then systemctl enable --now prefetchd"

@@ -26,6 +26,7 @@ SOURCE = PACKAGING.parent
 WHEEL_INPUTS = ("agent", "bpf", "cgroup", "pyproject.toml", "README.md", "LICENSE")
 SHIPPED = (
     "constraints.txt",
+    "container",
     "debian-run.txt",
     "grafana",
     "install.sh",
