@@ -17,6 +17,7 @@ COMMANDS = {
     "doctor": "check every precondition and name the fix",
     "exec": "run a training command in a cgroup of its own",
     "top": "watch the jobs of the running agent",
+    "explain": "tell in words why a job scores, starves and gets what it does",
     "calibrate": "measure what a device can do",
     "restore": "set every limit that an agent left behind to its prior value",
 }

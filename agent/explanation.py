@@ -1,0 +1,199 @@
+"""One job in words: why this score, why this cause, why this quota, and what was decided before. Pure.
+
+Everything comes from the running agent's `/state`; nothing is judged anew here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from agent.units import duration, percent, queue, rate
+
+Row = Mapping[str, Any]
+
+EVIDENCE: Mapping[str, Callable[[float], str]] = {
+    "others_share": lambda value: f"others use {percent(value)} of the device",
+    "busy_share": lambda value: f"the device is used to {percent(value)} of its capacity",
+    "latency_times_normal": lambda value: f"a request takes {value:.1f} times as long as is normal for this job",
+    "quota_achieved_ratio": lambda value: f"it gets {percent(value)} of its own cap",
+    "throttle_ratio": lambda value: f"{percent(value)} of the request time is spent waiting at that cap",
+    "cpu_ratio": lambda value: f"its workers are busy on a CPU for {percent(value)} of the time",
+    "remote_queueing_ratio": lambda value: f"remote requests spend {percent(value)} of their time queueing",
+    "remote_share": lambda value: f"{percent(value)} of its bytes come from remote storage",
+    "packet_correlation": lambda value: f"queue and packet rate move together by {value:+.2f} (-1 opposed, +1 alike)",
+    "iterations_since_start": lambda value: f"it has done {value:.0f} iterations since it started or resumed",
+    "first_io_latency_seconds": lambda value: f"its first reads took {duration(value)} each",
+    "first_io_times_steady": lambda value: f"that is {value:.1f} times its steady latency",
+    "cache_hit_mean": lambda value: f"the page cache served {percent(value)} of its bytes",
+    "cache_hit_variance": lambda value: f"and that ratio varies (variance {value:.3f})",
+}
+CAUSES = {
+    "none": "nothing holds it up",
+    "cold_start": "it has just started: caches are cold and the queue is not filled yet",
+    "cache_thrash": "the page cache drops its data before it is read again",
+    "remote_congestion": "the link or gateway to its remote storage is congested",
+    "device_contention": "others use the device that it reads from",
+    "self_throttled": "it waits at its own cap",
+    "cpu_bound": "its workers lack CPU, not storage",
+}
+LEVELS = "healthy from 60, tight from 40, danger from 20, critical below; the target is 75"
+
+
+def explain(row: Row, state: Row) -> Iterator[str]:
+    """Lines of text; an indented one belongs to the heading above it."""
+    yield headline(row)
+    yield ""
+    yield "Why this score"
+    yield from (f"  {line}" for line in _score(row))
+    yield ""
+    yield "Why this cause"
+    yield from (f"  {line}" for line in _cause(row))
+    yield ""
+    yield "Why this quota"
+    yield from (f"  {line}" for line in _quota(row, state))
+    decisions = row.get("decisions") or []
+    if decisions:
+        yield ""
+        yield f"Last {len(decisions)} decisions, newest first"
+        yield from (f"  {_decision(one)}" for one in reversed(decisions))
+
+
+def headline(row: Row) -> str:
+    """The job in one sentence."""
+    where = f" (namespace {row['namespace']}, pod {row['pod']})" if row["pod"] else ""
+    if row["score"] is None:
+        return f"{row['job']}{where}: no score yet; nothing could be measured so far."
+    return f"{row['job']}{where}: score {row['score']:.0f}, {row['level']}. {_loop(row)}"
+
+
+def _loop(row: Row) -> str:
+    if row["iteration_source"] == "timer":
+        return "Its iterations cannot be seen; a timer stands in for them (hints would show them)."
+    blocked = row["blocked_seconds"] or 0.0
+    if blocked > 1.0:
+        return f"Its loop has been standing before an empty queue for {duration(blocked)}."
+    wait, compute = row["wait_seconds"], row["compute_seconds"]
+    if wait is None or compute is None:
+        return "It has not finished an iteration yet."
+    if wait < 0.001:
+        return f"It computes {duration(compute)} per iteration and does not wait for data."
+    lost = percent(wait / (wait + compute))
+    return f"It computes {duration(compute)} and waits {duration(wait)} per iteration: {lost} of its time is lost."
+
+
+def _score(row: Row) -> Iterator[str]:
+    if row["score"] is None:
+        return
+    yield f"{row['score']:.0f} of 100 ({LEVELS}), confidence {percent(row['confidence'])}, from:"
+    for name, part in row["parts"].items():
+        told = "unknown" if part is None else f"{part:3.0f}"
+        yield f"{name:9} {told}  {_part(name, row)}".rstrip()
+    if (row["blocked_seconds"] or 0.0) > 0.01:
+        yield "It stands before an empty queue: 30 is the most it can score."
+
+
+def _part(name: str, row: Row) -> str:
+    """What a part was made from."""
+    if name == "queue":
+        return f"{queue(row['queue_depth'], row['queue_capacity'])} batches are ready"
+    here = [one for one in row["devices"] if one["latency_seconds"] is not None]
+    if name == "latency" and here:
+        return "; ".join(
+            f"{one['device']}: {duration(one['latency_seconds'])}, normally {duration(one['reference_seconds'])}"
+            for one in here
+        )
+    if name == "variation" and here:
+        known = [f"{one['device']}: {one['latency_cv']:.2f}" for one in here if one["latency_cv"] is not None]
+        return f"deviation over mean of the latency {', '.join(known)}" if known else ""
+    if name == "demand" and row["next_batch_bytes"] is not None:
+        reads = sum(one["read_bytes_per_second"] for one in row["devices"])
+        return f"the next batch takes {rate(row['next_batch_bytes']).removesuffix('/s')}; it reads {rate(reads)}"
+    return ""
+
+
+def _cause(row: Row) -> Iterator[str]:
+    cause = row["cause"]
+    if cause is None:
+        yield "not known yet"
+        return
+    yield f"{cause}: {CAUSES.get(cause, cause)}" + (
+        f" (confidence {percent(row['cause_confidence'])})" if cause != "none" else ""
+    )
+    for name, value in row["evidence"].items():
+        told = EVIDENCE.get(name)
+        yield f"- {told(value) if told else f'{name} {value:.3g}'}"
+    if row["advice"]:
+        yield f"Advice: {row['advice']}."
+    if not row["actionable"]:
+        yield "No share of a local device can help, so its controller is frozen."
+    starved = {name: count for name, count in row["starvation_by_cause"].items() if count}
+    if starved:
+        yield "Starved so far: " + ", ".join(f"{count} times by {name}" for name, count in starved.items()) + "."
+
+
+def _quota(row: Row, state: Row) -> Iterator[str]:
+    if not row["devices"]:
+        yield "It has not used any device that can be limited."
+    for one in row["devices"]:
+        yield f"{one['device']} ({one['medium']}): reads {rate(one['read_bytes_per_second'])}, {_needs(one)}"
+        yield f"  {_cap(one, state)}"
+        if one["regular_ratio"] is not None:
+            yield f"  {_entitled(one)}"
+        if one["pid"]:
+            terms = one["pid"]
+            yield (
+                f"  controller: {terms['error_points']:+.0f} points to go, change {100 * terms['output']:+.0f} % "
+                f"(P {terms['proportional']:+.3f}, I {terms['integral']:+.3f}, D {terms['derivative']:+.3f})"
+            )
+
+
+def _needs(one: Row) -> str:
+    need = one["need_bytes_per_second"]
+    return "its need is not known yet" if need is None else f"needs {rate(need)} to keep its queue filled"
+
+
+def _cap(one: Row, state: Row) -> str:
+    if one["quota_bytes_per_second"] is not None:
+        why = one["quota_why"] or "no reason given"
+        seen = "" if state.get("mode") == "enforce" else f" (mode {state.get('mode')}: not written)"
+        return f"capped at {rate(one['quota_bytes_per_second'])}{seen}: {why}"
+    if one["gate_open"] is None:
+        return "uncapped: the capacity of the device is not known (prefetchd calibrate measures it)"
+    if not one["gate_open"]:
+        return "uncapped: nobody on the device starves for lack of its fair part"
+    enforced = state.get("mode") == "enforce"
+    if one["quota_ratio"] is not None and not enforced:
+        share = percent(one["quota_ratio"])
+        return f"uncapped in mode {state.get('mode')}; else it would get {share} of the device: {one['quota_why']}"
+    others = "others are capped" if enforced else f"others would be capped if mode were not {state.get('mode')}"
+    return f"uncapped: it is among those who starve, or takes no more than its part; {others}"
+
+
+def _entitled(one: Row) -> str:
+    text = f"entitled to {percent(one['regular_ratio'])} of the device"
+    if one["loan_ratio"]:
+        text += f" and a loan of {percent(one['loan_ratio'])} from the pool"
+        if one["loan_iterations_left"] is not None:
+            text += f" for {one['loan_iterations_left']} more iterations"
+        if one["loan_seconds_left"]:
+            text += f", {duration(one['loan_seconds_left'])} at least"
+    return text
+
+
+def _decision(one: Row) -> str:
+    clock = time.strftime("%H:%M:%S", time.localtime(one["since"]))
+    score = "no score" if one["score"] is None else f"score {one['score']:.0f}"
+    told = [f"{clock} iteration {one['iteration']}: {score}", f"cause {one['cause']}"]
+    told += [f"{device['device']} {_device_decision(device)}" for device in one["devices"]]
+    spent = one["until"] - one["since"]
+    return ", ".join(told) + (f" (held {duration(spent)})" if spent >= 0.05 else "")
+
+
+def _device_decision(device: Row) -> str:
+    cap = device["quota_bytes_per_second"]
+    text = "uncapped" if cap is None else f"cap {rate(cap)} ({device['why'] or 'no reason given'})"
+    if device["need_bytes_per_second"] is not None:
+        text += f", need {rate(device['need_bytes_per_second'])}"
+    return text + (f", loan {percent(device['loan_ratio'])}" if device["loan_ratio"] else "")

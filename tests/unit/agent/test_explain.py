@@ -1,0 +1,149 @@
+"""A job in words: every state of a node can be told, with the numbers that were there; the command finds the job."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.commands.explain import find
+from agent.config import MetricsSection
+from agent.diagnosis import ADVICE
+from agent.errors import UsageError
+from agent.explanation import CAUSES, EVIDENCE, explain, headline
+from agent.history import History
+from agent.server import Endpoint
+from agent.snapshot import snapshot
+from agent.types import Cause
+from tests.unit.agent.made_reports import story
+
+
+@pytest.fixture(scope="module")
+def states():
+    history = History()
+    found = []
+    for report, _ in story(40.0):
+        history.add(report)
+        found.append(json.loads(json.dumps(snapshot(report, history))))
+    return found
+
+
+def told(row, state=None):
+    return "\n".join(explain(row, state or {"mode": "enforce"}))
+
+
+def test_every_moment_of_every_job_can_be_told(states):
+    for state in states:
+        for row in state["jobs"]:
+            text = told(row, state)
+            assert row["job"] in text
+            assert "None" not in text
+            assert "nan" not in text
+
+
+def test_a_starving_job_is_told_with_its_numbers(states):
+    row = next(one for one in states[80]["jobs"] if one["job"] == "resnet50")
+    text = told(row, states[80])
+    assert f"score {row['score']:.0f}, {row['level']}" in text
+    assert "of its time is lost" in text
+    assert "device_contention: others use the device" in text
+    assert "normally" in text
+    assert f"{row['queue_depth']:.0f}/8 batches are ready" in text
+    assert "others would be capped if mode were not observe" in text
+    assert "decisions, newest first" in text
+
+
+def test_a_healthy_job_is_told_shortly(states):
+    row = next(one for one in states[-1]["jobs"] if one["job"] == "resnet50")
+    text = told(row, states[-1])
+    assert "does not wait for data" in text
+    assert "nobody on the device starves" in text
+
+
+def test_a_cap_is_told_with_its_reason(states):
+    for state in states:
+        for row in state["jobs"]:
+            if row["devices"] and row["devices"][0]["quota_bytes_per_second"]:
+                text = told(row, state)
+                assert "capped at" in text
+                assert row["devices"][0]["quota_why"] in text
+                return
+    raise AssertionError("the story has no cap")
+
+
+@pytest.fixture
+def row(states):
+    return dict(states[80]["jobs"][0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"score": None}, "no score yet"),
+        ({"iteration_source": "timer"}, "a timer stands in"),
+        ({"blocked_seconds": 4.0}, "standing before an empty queue for 4 s"),
+        ({"blocked_seconds": 0.0, "wait_seconds": None}, "not finished an iteration"),
+        ({"pod": "p-0", "namespace": "ml"}, "(namespace ml, pod p-0)"),
+    ],
+)
+def test_head_line(row, changes, words):
+    assert words in headline(row | changes)
+
+
+def test_what_no_bandwidth_cures_is_said(row):
+    assert "controller is frozen" in told(row | {"actionable": False})
+
+
+def test_no_device_and_unknown_capacity(row):
+    assert "has not used any device" in told(row | {"devices": []})
+    device = row["devices"][0] | {"gate_open": None, "quota_bytes_per_second": None, "quota_ratio": None}
+    assert "prefetchd calibrate" in told(row | {"devices": [device]})
+
+
+def test_every_cause_has_words():
+    assert set(CAUSES) == set(Cause) == set(ADVICE)
+
+
+@pytest.mark.parametrize("name", EVIDENCE)
+def test_evidence_has_words_with_its_value(row, name):
+    text = told(row | {"evidence": {name: 0.25, "something_new": 3.0}})
+    assert "0.2" in text or "25 %" in text or "250 ms" in text
+    assert "something_new 3" in text
+
+
+ROWS = [
+    {"job": "a", "pod": "a-0", "namespace": "x"},
+    {"job": "a", "pod": "a-1", "namespace": "y"},
+    {"job": "resnet", "pod": "", "namespace": ""},
+]
+
+
+def test_jobs_are_found_by_name_pod_and_namespace():
+    assert find(ROWS, "resnet") is ROWS[2]
+    assert find(ROWS, "a-1") is ROWS[1]
+    assert find(ROWS, "x/a") is ROWS[0]
+    with pytest.raises(UsageError, match="ambiguous; say which: x/a, y/a"):
+        find(ROWS, "a")
+    with pytest.raises(UsageError, match="No job 'resnett' is seen by the agent; it sees resnet"):
+        find(ROWS, "resnett")
+    with pytest.raises(UsageError, match="it sees none"):
+        find([], "a")
+
+
+def test_command(states):
+    endpoint = Endpoint(MetricsSection(listen="127.0.0.1:0"), CollectorRegistry(), lambda: states[80], dict)
+    endpoint.start()
+    try:
+        base = [sys.executable, "-m", "agent", "explain", "--address", f"127.0.0.1:{endpoint.port}"]
+        words, numbers, missing = (
+            subprocess.run([*base, *more], capture_output=True, text=True, check=False, timeout=30)
+            for more in (["clip"], ["clip", "--json"], ["nobody"])
+        )
+    finally:
+        endpoint.close()
+    assert words.returncode == 0
+    assert words.stdout.startswith("clip")
+    assert "\x1b" not in words.stdout
+    assert len(json.loads(numbers.stdout)["decisions"]) >= 1
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
