@@ -69,7 +69,7 @@ def busy_report(step: int = 1, at: float = 1_700_000_000.0) -> TickReport:
             pid={slot: PidTerms(12.0, 0.06, 0.01, -0.02, 0.05) for slot in slots},
         ),
         applied=dict.fromkeys(slots, (400000000, None, None, None)),
-        writes={"written": 4 * step, "failed": step},
+        writes={"written": 4 * step, "unchanged": 9 * step, "error": step},
         conflicts=step,
         restores=step,
         sample=_sample(step),

@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from agent.config import MetricsSection
 from agent.metrics import ReportCollector
@@ -41,9 +41,17 @@ def queries():
 
 def exported():
     names = set()
-    for family in ReportCollector(busy_report, "1").collect():
+    for family in registry_of(busy_report).collect():
         names |= {sample.name for sample in family.samples}
     return names
+
+
+def registry_of(latest):
+    """What `prefetchd run` registers."""
+    registry = CollectorRegistry()
+    ProcessCollector(namespace="prefetchd", registry=registry)
+    registry.register(ReportCollector(latest, "0.1.0"))
+    return registry
 
 
 def used(expression):
@@ -71,9 +79,7 @@ def endpoint():
         now = time.time()
         return busy_report(step=1 + int((now - begun) * 10), at=now)
 
-    registry = CollectorRegistry()
-    registry.register(ReportCollector(latest, "0.1.0"))
-    served = Endpoint(MetricsSection(listen="127.0.0.1:0"), registry, dict, dict)
+    served = Endpoint(MetricsSection(listen="127.0.0.1:0"), registry_of(latest), dict, dict)
     served.start()
     yield served
     served.close()
@@ -184,7 +190,9 @@ def test_no_dashboard_asks_for_an_unknown_metric():
 def test_every_metric_is_shown_somewhere():
     shown = set().union(*(used(query.values[0]) for query in queries()))
     hidden = {name for name in exported() if name.startswith("prefetchd_")} - shown
-    assert {name for name in hidden if not name.endswith(("_sum", "_count", "_created"))} == set()
+    of_every_process = {f"prefetchd_process_{name}" for name in ("open_fds", "max_fds", "start_time_seconds")}
+    of_every_process.add("prefetchd_process_virtual_memory_bytes")
+    assert {name for name in hidden if not name.endswith(("_sum", "_count", "_created"))} == of_every_process
 
 
 def test_panels_do_not_overlap_and_ids_are_unique():

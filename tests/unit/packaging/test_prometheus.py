@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from agent.metrics import ReportCollector
 from tests.unit.packaging.support import PACKAGING
@@ -60,9 +61,10 @@ def test_scraped_labels_survive():
 
 
 def test_rules_use_only_metrics_that_the_agent_exports(report):
-    exported = set()
-    for family in ReportCollector(lambda: report, "1").collect():
-        exported |= {family.name, *(sample.name for sample in family.samples)}
+    registry = CollectorRegistry()
+    ProcessCollector(namespace="prefetchd", registry=registry)
+    registry.register(ReportCollector(lambda: report, "1"))
+    exported = {sample.name for family in registry.collect() for sample in family.samples}
     used = set(re.findall(r"(?<![:\w])prefetchd_\w+", " ".join(rule_expressions())))
     assert used
     assert used <= exported
