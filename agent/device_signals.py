@@ -17,6 +17,13 @@ NS = 1e-9
 THROTTLED_RATIO = 0.05
 """Above this share of time in blk-throttle an interval does not count for the variation: its squares include it."""
 
+VARIATION_READS = 8.0
+"""The variation is taken over at least this many reads at a time, then smoothed: it must not remember a change of
+the mean (a burst of contention) as spread for seconds."""
+
+VARIATION_SECONDS = 2.0
+"""Where reads are rare, two and more of this long make do."""
+
 
 @dataclass(slots=True)
 class Delta:
@@ -40,16 +47,24 @@ class Delta:
     remote: bool = False
 
 
+class Spread(NamedTuple):
+    """The smoothed coefficient of variation, and the reads that wait to be counted: their number, s, s², and for s."""
+
+    variation: float | None = None
+    reads: float = 0.0
+    latency: float = 0.0
+    squares: float = 0.0
+    seconds: float = 0.0
+
+
 class DeviceState(NamedTuple):
-    """One device so far: smoothed rates (per second), decayed sums over the last requests (seconds, s²), reference."""
+    """One device so far: smoothed rates (per second), decayed sums over the last requests (seconds), reference."""
 
     medium: Medium
     rates: tuple[float, float, float, float] | None = None
     reads: float = 0.0
     latency: float = 0.0
-    steady_reads: float = 0.0
-    steady_latency: float = 0.0
-    steady_squares: float = 0.0
+    spread: Spread = Spread()
     requests: float = 0.0
     total: float = 0.0
     throttle: float | None = None
@@ -179,11 +194,9 @@ def advance(old: DeviceState, delta: Delta | None, step: Pace, settings: SignalS
     keep = exp(-min(requests / settings.latency_requests, dt / settings.smoothing_seconds))
     net = max(0.0, change.latency - (change.throttle or 0.0))
     reads, latency = old.reads * keep + change.reads, old.latency * keep + net
-    s_reads, s_latency, s_squares = old.steady_reads, old.steady_latency, old.steady_squares
+    spread = old.spread
     if (change.throttle or 0.0) <= THROTTLED_RATIO * change.latency:
-        s_reads = s_reads * keep + change.reads
-        s_latency = s_latency * keep + change.latency
-        s_squares = s_squares * keep + change.squares
+        spread = _widened(spread, change, dt, settings)
     reference = old.reference
     if change.reads > 0.0 and change.latency > 0.0:
         reference = learn(reference, latency / reads, settings.normal_latency_seconds[old.medium], dt, step.may_rise)
@@ -192,9 +205,7 @@ def advance(old: DeviceState, delta: Delta | None, step: Pace, settings: SignalS
         rates,
         reads,
         latency,
-        s_reads,
-        s_latency,
-        s_squares,
+        spread,
         old.requests * keep + requests,
         old.total * keep + change.total,
         _decayed(old.throttle, keep, change.total_throttle),
@@ -203,6 +214,20 @@ def advance(old: DeviceState, delta: Delta | None, step: Pace, settings: SignalS
         moved,
         reference,
     )
+
+
+def _widened(old: Spread, change: Delta, dt: float, settings: SignalSettings) -> Spread:
+    """The variation with these reads: standard deviation over mean of each handful, smoothed like the latency."""
+    reads, seconds = old.reads + change.reads, old.seconds + dt
+    latency, squares = old.latency + change.latency, old.squares + change.squares
+    if latency <= 0.0 or reads < (2.0 if seconds >= VARIATION_SECONDS else VARIATION_READS):
+        return Spread(old.variation, reads, latency, squares, seconds)
+    mean = latency / reads
+    seen = sqrt(max(0.0, squares / reads - mean * mean)) / mean
+    if old.variation is None:
+        return Spread(seen)
+    keep = exp(-min(reads / settings.latency_requests, seconds / settings.smoothing_seconds))
+    return Spread(seen + keep * (old.variation - seen))
 
 
 def _decayed(old: float | None, keep: float, added: float | None) -> float | None:
@@ -225,7 +250,7 @@ def view(device: str, state: DeviceState, in_flight: int, *, all_bytes: float, s
         rates[2],
         rates[3],
         latency,
-        _variation(state) if known else None,
+        state.spread.variation if known else None,
         None if state.reference is None else state.reference.seconds,
         None if throttle is None or state.total <= 0.0 else min(1.0, throttle / state.total),
         None if throttle is None or state.requests <= 0.0 else throttle / state.requests,
@@ -233,11 +258,3 @@ def view(device: str, state: DeviceState, in_flight: int, *, all_bytes: float, s
         in_flight,
         state.bytes / all_bytes if all_bytes > 0.0 else 0.0,
     )
-
-
-def _variation(state: DeviceState) -> float | None:
-    """Standard deviation over mean of the latency of the last unthrottled reads; None below two of them."""
-    if state.steady_reads < 2.0 or state.steady_latency <= 0.0:
-        return None
-    mean = state.steady_latency / state.steady_reads
-    return sqrt(max(0.0, state.steady_squares / state.steady_reads - mean * mean)) / mean

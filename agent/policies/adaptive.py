@@ -187,6 +187,7 @@ class Adaptive:
             signals.iterations,
             job.job.weight,
             actionable and confident,
+            (job.health.parts.get("queue") or 0.0) >= self.settings.full_queue,
         )
 
     def _urgency(self, score: float) -> float:

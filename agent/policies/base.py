@@ -70,6 +70,7 @@ class PolicySettings:
     target_score: float = 75.0
     tight_score: float = 60.0
     healthy_score: float = 80.0
+    full_queue: float = 90.0
     step_limit: float = 0.20
     step_seconds: float = 0.1
     usable: float = 0.97

@@ -36,7 +36,7 @@ class Member:
     """One training job on this device; shares of the device.
 
     `want` is its need with trim and refill, `steady` the need without refill (None: unknown), `used` what it achieves.
-    `helpable`: more local bandwidth can help it, and its score is known well enough to act on.
+    `helpable`: more local bandwidth can help it, and its score is known well enough to act on. `full`: its queue is.
     """
 
     job: JobId
@@ -47,6 +47,7 @@ class Member:
     iteration: int
     weight: float
     helpable: bool
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +197,13 @@ def _cap(
 ) -> Cap | None:
     """The cap of one job, or None.
 
-    It never goes below what the job uses healthily within its fair part. A job that falls sick under its cap without
-    wanting more than its fair part is released; one that wants more keeps to its entitlement.
+    It never goes below what the job uses healthily within its fair part. A full queue is slack even where the latency
+    of the crowded device lowers the score. A job that falls sick under its cap without wanting more than its fair part
+    is released; one that wants more keeps to its entitlement.
     """
     over = m.used > OVER_RATIO * max(fair, entitled)
-    healthy = m.score > settings.healthy_score and m.used > settings.floor
+    slack = m.score > settings.healthy_score or (m.full and m.score >= settings.tight_score)
+    healthy = slack and m.used > settings.floor
     kept = old is not None and (m.score >= settings.tight_score or m.want > fair)
     if not (over or healthy or kept):
         return None

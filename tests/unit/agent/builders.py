@@ -118,8 +118,8 @@ def signals(job=1, devices=None, **changes):
     return Signals(**(values | changes))
 
 
-def health(score=90.0, confidence=1.0):
-    return Health(score, level(score), {}, confidence)
+def health(score=90.0, confidence=1.0, queue=None):
+    return Health(score, level(score), {"queue": queue}, confidence)
 
 
 def job(number=1, training=True, weight=100.0):
@@ -133,6 +133,7 @@ def diagnosis(cause=Cause.NONE, actionable=True):
 def job_view(number=1, score=90.0, used=0.2, need=0.2, device=SSD, **changes):
     """A training job on one device; `used` and `need` are shares of `CAPACITY` (need None: unknown)."""
     confidence = changes.pop("confidence", 1.0)
+    queue = changes.pop("queue", None)
     cause = changes.pop("cause", Cause.NONE)
     actionable = changes.pop("actionable", True)
     new = changes.pop("new_iteration", True)
@@ -144,7 +145,7 @@ def job_view(number=1, score=90.0, used=0.2, need=0.2, device=SSD, **changes):
     return JobView(
         job(number, weight=weight),
         signals(number, **values),
-        health(score, confidence),
+        health(score, confidence, queue),
         diagnosis(cause, actionable),
         needs,
         new,

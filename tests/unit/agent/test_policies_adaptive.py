@@ -207,6 +207,19 @@ class TestCaps:
             assert (1, SSD) not in decision.quotas
             assert decision.quotas[2, SSD].share >= 0.15
 
+    def test_a_full_queue_is_slack_even_on_a_crowded_device(self):
+        """The latency of the device lowers every score: 70 with a full queue is a donor, 70 with half of it is not."""
+        full = job_view(2, score=70.0, queue=95.0, used=0.15, need=0.15)
+        half = job_view(3, score=70.0, queue=50.0, used=0.15, need=0.15)
+        quotas = Run().step(job_view(1, **VICTIM), full, half).quotas
+        assert (2, SSD) in quotas
+        assert (3, SSD) not in quotas
+
+    def test_a_recent_victim_refills_its_queue_uncapped(self):
+        run, _ = contention()
+        well = (job_view(1, score=95.0, used=0.5, need=0.4), job_view(2, **DONOR))
+        assert all((1, SSD) not in one.quotas for one in run.steps(25, *well, neighbours=(neighbour_view(9, 0.3),)))
+
     def test_a_flood_is_held_to_its_entitlement_although_it_is_sick_itself(self):
         run = Run()
         flood = job_view(2, score=20.0, used=0.8, need=0.9)
