@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 // Latency, bytes and counts of every bio of the managed cgroups, aggregated in the kernel.
 //
-// Compiled by BCC. Offsets (OFF_*), argument positions (ARG_*) and enumerators (REQ_OP_*, BIO_CLONED) are macros taken
+// Compiled by BCC with histogram.h in front. Offsets (OFF_*), argument positions (ARG_*) and enumerators (REQ_OP_*, BIO_CLONED) are macros taken
 // from the running kernel's BTF by block.py; nothing is read through a struct of the headers.
 //
 // A bio is recorded where it starts (submit_bio, or block_bio_queue where functions cannot be traced) and accounted
@@ -20,7 +20,6 @@
 #define WRITE_OP 1
 #define PF_KTHREAD 0x00200000  // include/linux/sched.h; user space sees it in /proc/PID/stat
 #define NSEC_PER_USEC 1000
-#define HISTOGRAM_BUCKETS 32
 
 // One (cgroup, device, op). Mirrored by SLOT in decode.py.
 struct slot_t {
@@ -307,38 +306,13 @@ static __always_inline int start(u64 bio, int queued, int top)
     return 0;
 }
 
-// The verifier of Linux 6.1 forgets the bound of a register that was copied; a mask it cannot lose, and the barrier
-// keeps the compiler from leaving the mask out as superfluous.
-static __always_inline u64 bounded(u64 bucket)
-{
-    asm volatile("" : "+r"(bucket));
-    return bucket & (HISTOGRAM_BUCKETS - 1);
-}
-
-// Floor of the binary logarithm, 0 for 0: the bits below the highest one, counted. Free of branches, since the verifier
-// follows every path once per bio of a request.
-static __always_inline u32 log2_bucket(u64 us)
-{
-    u32 v = us >> 32 ? ~0u : us;
-    v |= v >> 1;
-    v |= v >> 2;
-    v |= v >> 4;
-    v |= v >> 8;
-    v |= v >> 16;
-    v >>= 1;
-    v -= (v >> 1) & 0x55555555;
-    v = (v & 0x33333333) + ((v >> 2) & 0x33333333);
-    v = (v + (v >> 4)) & 0x0f0f0f0f;
-    return (v * 0x01010101) >> 24;
-}
-
 static __always_inline void account(struct record_t *record, u64 now)
 {
     struct slot_t *s = slots.lookup(&record->slot);
     if (!s || s->epoch != record->epoch)
         return;
     u64 latency = now - record->submitted, us = latency / NSEC_PER_USEC;
-    u32 bucket = log2_bucket(us);
+    u64 bucket = log2_bucket(us);
     u64 queued = record->queued ? record->queued : record->submitted;
     u64 issued = record->issued ? record->issued : queued;
     count(s, record->bytes);
@@ -347,7 +321,7 @@ static __always_inline void account(struct record_t *record, u64 now)
     __sync_fetch_and_add(&s->throttle_ns, queued - record->submitted);
     __sync_fetch_and_add(&s->queue_ns, issued - queued);
     __sync_fetch_and_add(&s->device_ns, now - issued);
-    __sync_fetch_and_add(&s->histogram[bucket & (HISTOGRAM_BUCKETS - 1)], 1);
+    __sync_fetch_and_add(&s->histogram[bucket], 1);
 }
 
 // The end of a bio or of one of its pieces; the last one to end accounts for the whole.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bpf.samples import HISTOGRAM_BUCKETS, BlockCounters, BlockKey, Op
+from bpf.samples import HISTOGRAM_BUCKETS, BlockCounters, BlockKey, NfsCounters, Op
 
 OPS: tuple[Op, Op] = ("read", "write")
 _MINOR_BITS = 20
@@ -42,6 +42,19 @@ BLOCK_CONTROL = np.dtype(
     ]
 )
 """`struct control_t` of block.c."""
+
+NFS_COUNTERS = np.dtype(
+    [
+        ("requests", "u8"),
+        ("bytes", "u8"),
+        ("backlog_ns", "u8"),
+        ("round_trip_ns", "u8"),
+        ("total_ns", "u8"),
+        ("total_us_squared", "u8"),
+        ("histogram", "u8", (HISTOGRAM_BUCKETS,)),
+    ]
+)
+"""`struct nfs_counters_t` of nfs.c."""
 
 Records = npt.NDArray[Any]
 
@@ -99,6 +112,13 @@ def decode_block_slots(slots: Records, reaped: Records, *, throttle: bool) -> di
             histogram,
         ) in _rows(chosen)
     }
+
+
+def decode_nfs(value: bytes) -> NfsCounters:
+    """Counters of one map value (dtype NFS_COUNTERS)."""
+    (row,) = _rows(np.frombuffer(value, NFS_COUNTERS))
+    fields: dict[str, Any] = dict(zip(NFS_COUNTERS.names or (), row, strict=True))
+    return NfsCounters(**fields | {"histogram": tuple(fields["histogram"])})
 
 
 def _rows(records: Records) -> list[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -22,6 +22,7 @@ from bpf.btf import BtfError, KernelBtf
 from bpf.headers import Headers, find_headers
 
 RUN = Path("/run/prefetchd")
+HISTOGRAM_HEADER = Path(__file__).with_name("histogram.h")
 TRACEFS = Path("/sys/kernel/tracing")
 DEBUGFS = Path("/sys/kernel/debug")
 
@@ -57,9 +58,12 @@ class Loader:
             raise ProbeError(f"no kernel headers for {release}: install linux-headers-{release}, or any in /usr/src")
         return self._headers
 
-    def load(self, source: Path, macros: Macros | None = None) -> Program:
-        """Compile a program file with macros defined; nothing is attached yet. ProbeError where it does not compile."""
-        text = source.read_text()
+    def load(self, source: Path, macros: Macros | None = None, shared: Sequence[Path] = ()) -> Program:
+        """Compile a program file with macros defined; nothing is attached yet. ProbeError where it does not compile.
+
+        `shared` files go before it: BCC knows maps only in the main file, so they cannot be included.
+        """
+        text = "".join(f'#line 1 "{path.name}"\n{path.read_text()}\n' for path in (*shared, source))
         if "tracepoint__" in text:
             self.require_tracefs()
         flags = ["-w", *(f"-D{name}={value}" for name, value in (macros or {}).items())]
