@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp
+from typing import NamedTuple
 
 from agent.pid import PidState, pid_step
 from agent.policies.base import Moment, PolicySettings, elapsed, low_iterations, need_share, rearrangements, used_share
@@ -54,6 +55,16 @@ class AdaptiveState:
     slots: Mapping[Slot, SlotState] = field(default_factory=dict)
     devices: Mapping[str, DeviceState] = field(default_factory=dict)
     low: Mapping[JobId, int] = field(default_factory=dict)
+
+
+class _Use(NamedTuple):
+    """One job on one device: its slot, and the share it uses."""
+
+    job: JobView
+    name: str
+    capacity: Capacity
+    slot: SlotState
+    used: float
 
 
 class Adaptive:
@@ -145,50 +156,58 @@ class Adaptive:
         weight: float,
     ) -> list[Member]:
         """The training jobs that use this device, with what they want of it; `weight` smooths what they consume."""
-        here = [job for job in view.jobs if (job.job.id, name) in slots]
+        here = []
+        for job in view.jobs:
+            slot = slots.get((job.job.id, name))
+            if slot is None:
+                continue
+            use = _Use(job, name, capacity, slot, used_share(job.signals.devices[name], capacity))
+            if max(use.used, job.signals.devices[name].access_share) >= self.settings.floor:
+                here.append(use)
         room = self.settings.usable * max(0.0, 1.0 - device.unmanaged_share)
-        weights = sum(job.job.weight for job in here)
-        return [
-            self._member(
-                job, name, capacity, slots[job.job.id, name], fair=room * job.job.weight / weights, weight=weight
-            )
-            for job in here
-        ]
+        weights = sum(use.job.job.weight for use in here)
+        return [self._member(use, room * use.job.job.weight / weights, weight) for use in here]
 
-    def _member(
-        self, job: JobView, name: str, capacity: Capacity, slot: SlotState, *, fair: float, weight: float
-    ) -> Member:
-        """One job: before its need is known it wants its fair part, or what it already uses and some more.
+    def _member(self, use: _Use, fair: float, weight: float) -> Member:
+        """One job as the device sees it. A job that cannot be helped wants no more than it uses, and a little."""
+        job = use.job
+        want, steady = self._want(use, fair, weight)
+        actionable = self._actionable(job)
+        return Member(
+            job.job.id,
+            min(want, 1.0) if actionable else min(want, 1.25 * use.used),
+            steady,
+            use.used,
+            job.health.score,
+            job.signals.iterations,
+            job.job.weight,
+            actionable,
+            job.health.confidence >= self.settings.victim_confidence,
+            (job.health.parts.get("queue") or 0.0) >= self.settings.full_queue,
+        )
+
+    def _want(self, use: _Use, fair: float, weight: float) -> tuple[float, float | None]:
+        """(what the job wants, what of it is consumption), as shares.
 
         What a well job consumes is smoothed and its refill does not count, or every dip of a full queue would move
         the caps of others; what a tight one needs counts in full and at once.
         """
-        signals = job.signals
-        used = used_share(signals.devices[name], capacity)
-        need = job.need.get(name)
-        steady: float | None = None
-        if need is None or not self.settings.switches.feed_forward:
-            want = max(fair, 1.25 * used) if slot.found is None or need is None else slot.found
-        else:
-            full = need_share(need, capacity)
-            now = full * _steady_part(signals, name, need)
-            steady = now if slot.steady is None else slot.steady + weight * (now - slot.steady)
-            want = (steady + max(0.0, full - steady) * self._urgency(job.health.score)) * (1.0 + slot.trim)
-        actionable = self._actionable(job)
-        if not actionable:
-            want = min(want, 1.25 * used)
-        confident = job.health.confidence >= self.settings.victim_confidence
-        return Member(
-            job.job.id,
-            min(want, 1.0),
-            steady,
-            used,
-            job.health.score,
-            signals.iterations,
-            job.job.weight,
-            actionable and confident,
-            (job.health.parts.get("queue") or 0.0) >= self.settings.full_queue,
-        )
+        need, slot = use.job.need.get(use.name), use.slot
+        if need is None:
+            return self._guess(use.job.signals, use.used, fair), None
+        if not self.settings.switches.feed_forward:
+            return (max(fair, 1.25 * use.used) if slot.found is None else slot.found), None
+        full = need_share(need, use.capacity)
+        now = full * _steady_part(use.job.signals, use.name, need)
+        steady = now if slot.steady is None else slot.steady + weight * (now - slot.steady)
+        refill = max(0.0, full - steady) * self._urgency(use.job.health.score)
+        return (steady + refill) * (1.0 + slot.trim), steady
+
+    def _guess(self, signals: Signals, used: float, fair: float) -> float:
+        """What a job of unknown need wants: its fair part before its first iterations, else room to grow."""
+        if signals.iteration_source == "timer":
+            return 1.5 * used + self.settings.floor
+        return max(fair, 1.25 * used)
 
     def _urgency(self, score: float) -> float:
         """How much of a refill counts, 1 for a tight job, 0 for a healthy one: a full queue dips all the time."""

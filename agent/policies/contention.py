@@ -36,7 +36,8 @@ class Member:
     """One training job on this device; shares of the device.
 
     `want` is its need with trim and refill, `steady` the need without refill (None: unknown), `used` what it achieves.
-    `helpable`: more local bandwidth can help it, and its score is known well enough to act on. `full`: its queue is.
+    `actionable`: more local bandwidth can help it. `confident`: its score is known well enough to act on. `full`: its
+    queue is.
     """
 
     job: JobId
@@ -46,8 +47,14 @@ class Member:
     score: float
     iteration: int
     weight: float
-    helpable: bool
+    actionable: bool = True
+    confident: bool = True
     full: bool = False
+
+    @property
+    def helpable(self) -> bool:
+        """Whether it may be a victim, and its score moves the caps of others."""
+        return self.actionable and self.confident
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +186,11 @@ def _training_caps(
     moment: Moment,
     settings: PolicySettings,
 ) -> dict[JobId, Cap]:
-    """Caps on who is over its share and on healthy jobs; never on recent victims nor on who cannot be helped."""
+    """Caps on who is over its share and on healthy jobs; never on recent victims nor where the controller is frozen."""
     caps: dict[JobId, Cap] = {}
     weights = sum(m.weight for m in members)
     for m in members:
-        if m.job in spared or not m.helpable:
+        if m.job in spared or not m.actionable:
             continue
         fair = settings.usable * moment.available * m.weight / weights
         cap = _cap(m, before.get(m.job), entitlements[m.job].share, fair, now=moment.now, settings=settings)
@@ -203,7 +210,7 @@ def _cap(
     """
     over = m.used > OVER_RATIO * max(fair, entitled)
     slack = m.score > settings.healthy_score or (m.full and m.score >= settings.tight_score)
-    healthy = slack and m.used > settings.floor
+    healthy = slack and m.confident and m.used > settings.floor
     kept = old is not None and (m.score >= settings.tight_score or m.want > fair)
     if not (over or healthy or kept):
         return None

@@ -10,6 +10,10 @@ from agent.types import Cause, Medium
 from tests.unit.agent.builders import HDD, SSD, job_view, neighbour_view, node_view
 
 
+def barely_used(view):
+    return {name: replace(device, access_share=0.001) for name, device in view.signals.devices.items()}
+
+
 class Run:
     """Steps of the policy, 0.1 s apart."""
 
@@ -201,6 +205,19 @@ class TestGate:
 
 
 class TestCaps:
+    def test_a_hog_whose_loader_cannot_be_seen_is_held_to_its_share(self):
+        hog = job_view(2, score=75.0, confidence=0.3, used=0.8, need=None, iteration_source="timer")
+        decision = Run().steps(10, job_view(1, **VICTIM), hog)[-1]
+        assert decision.quotas[2, SSD].share < 0.8
+
+    def test_a_job_that_hardly_uses_the_device_takes_no_part_of_it(self):
+        """Thirty jobs that once read a byte here do not make the fair part of two others small."""
+        crowd = [job_view(n, used=0.0, need=0.001) for n in range(10, 40)]
+        crowd = [replace(one, signals=replace(one.signals, devices=barely_used(one))) for one in crowd]
+        decision = Run().step(job_view(1, **VICTIM), job_view(2, **DONOR), *crowd)
+        assert decision.entitlements[1, SSD].share == pytest.approx(0.4, abs=0.01)
+        assert (10, SSD) not in decision.entitlements
+
     def test_victims_stay_uncapped_and_donors_are_not_squeezed(self):
         _, decisions = contention()
         for decision in decisions:
