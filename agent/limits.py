@@ -5,22 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isfinite
 
-from agent.types import Capacity, Decision, DeviceView, Job, JobId
+from agent.types import Capacity, Decision, DeviceView, Job, JobId, Slot
 from cgroup.lines import Limit, Target
 
 SMALLEST_BYTES_PER_SECOND = 65536
 """No cap below this: blk-throttle passes whole bios, and a smaller cap would stop a job for seconds at a time."""
 SMALLEST_REQUESTS_PER_SECOND = 2
 
+STEP = 0.20
+"""A cap on a training job moves by at most this much of what stands there, write by write (paper, section 3)."""
+
 Desired = dict[Target, tuple[Limit, str]]
+Applied = Mapping[Slot, tuple[int | None, int | None, int | None, int | None]]
 
 
 def desired_limits(
-    decision: Decision, jobs: Mapping[JobId, Job], devices: Mapping[str, DeviceView], floor: float, ceiling: float
+    decision: Decision,
+    jobs: Mapping[JobId, Job],
+    devices: Mapping[str, DeviceView],
+    applied: Applied,
+    *,
+    floor: float,
+    ceiling: float,
 ) -> Desired:
     """What shall stand where; slots without a quota are left out, which means uncapped.
 
     `floor` and `ceiling` (shares) bound every cap. A dimension whose capacity is unknown (infinite) is not limited.
+    `applied` holds the caps in force (rbps, wbps, riops, wiops): since raises are rationed, several steps of a policy
+    may pass between two writes, and the step limit must hold for what is written. Best-effort caps move freely.
     """
     desired: Desired = {}
     for (job, device), quota in decision.quotas.items():
@@ -29,8 +41,25 @@ def desired_limits(
             continue
         share = min(max(quota.share, floor), ceiling)
         target = Target(cgroup_id=job, path=jobs[job].path, device=device)
-        desired[target] = (_limit(view.info.capacity, share), quota.why)
+        limit = _limit(view.info.capacity, share)
+        standing = applied.get((job, device))
+        if standing is not None and jobs[job].training:
+            limit = _within_step(limit, standing)
+        desired[target] = (limit, quota.why)
     return desired
+
+
+def _within_step(limit: Limit, standing: tuple[int | None, ...]) -> Limit:
+    wanted = (limit.rbps, limit.wbps, limit.riops, limit.wiops)
+    return Limit(*(_step(new, old) for new, old in zip(wanted, standing, strict=True)))
+
+
+def _step(new: int | None, old: int | None) -> int | None:
+    """A first cap and the release are no steps; a step of a small number is at least 1."""
+    if new is None or old is None:
+        return new
+    span = max(1.0, old * STEP)
+    return round(min(max(new, old - span), old + span))
 
 
 def _limit(capacity: Capacity, share: float) -> Limit:

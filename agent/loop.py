@@ -98,7 +98,14 @@ class Loop:
         if _blind(probes):
             notes += ("the block probe is unavailable: nothing is enforced",)
         else:
-            desired = desired_limits(result.decision, jobs, devices, self.settings.floor, self.settings.ceiling)
+            desired = desired_limits(
+                result.decision,
+                jobs,
+                devices,
+                self._applied(),
+                floor=self.settings.floor,
+                ceiling=self.settings.ceiling,
+            )
         self.enforcer.reconcile(desired, now)
         if self.enforcer.suspended:
             notes += (f"enforcement is suspended: {self.enforcer.suspended}",)
