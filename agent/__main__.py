@@ -19,6 +19,7 @@ COMMANDS = {
     "top": "watch the jobs of the running agent",
     "explain": "tell in words why a job scores, starves and gets what it does",
     "calibrate": "measure what a device can do",
+    "simulate": "try policies on models of devices and jobs",
     "restore": "set every limit that an agent left behind to its prior value",
 }
 EPILOG = """\

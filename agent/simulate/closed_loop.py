@@ -7,30 +7,33 @@ from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
 
-from agent.core import Core, CoreSettings
+from agent.config import Config
+from agent.core import Core
 from agent.limits import desired_limits
-from agent.policies.base import PolicySettings, make_policy
+from agent.policies.base import make_policy
+from agent.settings import core_settings, policy_settings
 from agent.simulate.blk_throttle import Limits
 from agent.simulate.node import SimulatedNode
 from agent.types import Decision, Signals, Slot
 from cgroup.io_files import IO_MAX_KEYS
 from cgroup.lines import Line, Values, line_of
-from cgroup.plan import LineState, PlanState, plan
+from cgroup.plan import LineState, PlanState, Rules, plan
 
-INTERVAL_SECONDS = 0.1
-FLOOR, CEILING = 0.02, 1.0
 UNCAPPED: Values = dict.fromkeys(IO_MAX_KEYS)
 
 
 class Agent:
     """The agent's own core, its limits and the planner of its writes, on simulated counters.
 
+    `config` as in production; the default is the shipped one, whatever the scenario.
+
     What is not simulated: the time that probes and writes take, and files that others change.
     """
 
-    def __init__(self, policy: str, settings: PolicySettings | None = None, interval: float = INTERVAL_SECONDS) -> None:
-        self.core = Core(make_policy(policy, settings or PolicySettings()), CoreSettings())
-        self.interval = interval
+    def __init__(self, policy: str, config: Config | None = None) -> None:
+        config = config or Config()
+        self.core = Core(make_policy(policy, policy_settings(config)), core_settings(config))
+        self.interval = config.loop.interval_seconds
         self.writes = 0
         self.busy_seconds = 0.0
         self.steps = 0
@@ -38,6 +41,11 @@ class Agent:
         self.loans = LoanLog()
         self._actual: dict[Line, dict[str, int | None]] = {}
         self._plan = PlanState()
+        self._enforcement = config.enforcement
+        self._rules = Rules(
+            small_change_ratio=config.enforcement.small_change_ratio,
+            raises_per_second=config.enforcement.raises_per_second,
+        )
 
     def step(self, node: SimulatedNode, now: float) -> None:
         """One pass of the loop."""
@@ -49,9 +57,24 @@ class Agent:
         self.decision = result.decision
         self.loans.note(result.decision, {job: report.signals for job, report in result.reports.items()})
         by_id = {job.id: job for job in jobs}
-        desired = desired_limits(result.decision, by_id, node.views, FLOOR, CEILING)
+        limits = self._enforcement
+        desired = desired_limits(
+            result.decision,
+            by_id,
+            node.views,
+            self._applied(),
+            floor=limits.floor_ratio,
+            ceiling=limits.ceiling_ratio,
+        )
         wanted = {line_of(target): (limit.values(), why) for target, (limit, why) in desired.items()}
         self._write(node, wanted, now)
+
+    def _applied(self) -> dict[Slot, tuple[int | None, int | None, int | None, int | None]]:
+        """The caps in force: rbps, wbps, riops, wiops by slot."""
+        return {
+            (line.cgroup_id, line.device): (values["rbps"], values["wbps"], values["riops"], values["wiops"])
+            for line, values in self._actual.items()
+        }
 
     def _write(self, node: SimulatedNode, wanted: Mapping[Line, tuple[Values, str]], now: float) -> None:
         for line in wanted:
@@ -60,7 +83,7 @@ class Agent:
             return
         lines, raises = dict(self._plan.lines), dict(self._plan.raises)
         throttles = node.throttles()
-        for write in plan(wanted, self._actual, self._plan, now):
+        for write in plan(wanted, self._actual, self._plan, now, self._rules):
             if not write.after:
                 continue
             values = {**self._actual[write.line], **write.after}

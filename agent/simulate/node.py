@@ -6,8 +6,9 @@ told by the models that it is built from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.job_sample import JobSample
 from agent.simulate.blk_throttle import Throttle
@@ -46,8 +47,21 @@ class Scheduling:
     cost: Mapping[str, tuple[float, float]] | None = None
 
 
+class Foreign(NamedTuple):
+    """Traffic of other machines on a mount's link: device, from when to when (s), bytes/s."""
+
+    device: str
+    start: float
+    stop: float
+    bytes_per_second: float
+
+
 class SimulatedNode:
-    """Everything of one run. `warm` tells by job name how far it has run already (absent: it starts cold)."""
+    """Everything of one run.
+
+    `warm` tells by job name how far it has run already (absent: it starts cold), `shift_bursts` see `Trainer`,
+    `foreign` what other machines do on the links of mounts.
+    """
 
     def __init__(
         self,
@@ -58,6 +72,8 @@ class SimulatedNode:
         scheduling: Scheduling | None = None,
         unlimited: bool = False,
         warm: Mapping[str, Warmth] | None = None,
+        shift_bursts: bool = False,
+        foreign: Sequence[Foreign] = (),
     ) -> None:
         self.events = Events()
         self.scenario = scenario
@@ -66,6 +82,10 @@ class SimulatedNode:
         self.views = {one.name: DeviceView(device_info(one)) for one in scenario.devices}
         self._sources: dict[JobId, list[Source]] = {}
         self._packets = {one.name for one in scenario.devices if one.kind not in BLOCK_KINDS}
+        self._shift_bursts = shift_bursts
+        for traffic in foreign:
+            self.events.at(traffic.start, self._add_foreign, (traffic.device, traffic.bytes_per_second))
+            self.events.at(traffic.stop, self._add_foreign, (traffic.device, -traffic.bytes_per_second))
         self._unlimited = Unlimited(self.events) if unlimited else None
         self._entries = self._schedule(scheduling)
         self._node_cache = PageCache(machine.memory_bytes)
@@ -154,7 +174,13 @@ class SimulatedNode:
             duration=self.scenario.duration_seconds,
             machine=self.machine,
             warm=warm,
+            shift_bursts=self._shift_bursts,
         )
+
+    def _add_foreign(self, change: tuple[str, float]) -> None:
+        link = self.devices[change[0]]
+        if isinstance(link, Link):
+            link.foreign += change[1]
 
     def _scanner(self, spec: Neighbour, cgroup: int, seed: int) -> Scanner:
         source = self._source(spec, cgroup, spec.device)

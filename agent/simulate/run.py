@@ -9,7 +9,7 @@ from math import ceil
 from agent.simulate.closed_loop import Agent
 from agent.simulate.control import POLICIES, Controller
 from agent.simulate.machine import LAB, Machine
-from agent.simulate.node import SimulatedNode
+from agent.simulate.node import Foreign, SimulatedNode
 from agent.simulate.scenario import Scenario
 from agent.simulate.trainer import Iteration, Warmth
 
@@ -53,12 +53,15 @@ def simulate(
     *,
     machine: Machine = LAB,
     warm: Mapping[str, Warmth] | None = None,
+    shift_bursts: bool = False,
+    foreign: Sequence[Foreign] = (),
     progress: Progress | None = None,
     controller: Controller | None = None,
 ) -> RunOutcome:
     """Run the scenario to its end; the same arguments give the same outcome, but for `control_seconds`.
 
-    `progress` is called with simulated seconds. `controller` replaces the policy's own. KeyError for an unknown policy.
+    `warm`, `shift_bursts` and `foreign` see `SimulatedNode`. `progress` is called with simulated seconds. `controller`
+    replaces the policy's own. KeyError for an unknown policy.
     """
     kind = POLICIES[policy]
     node = SimulatedNode(
@@ -68,6 +71,8 @@ def simulate(
         scheduling=kind.scheduling(scenario) if kind.scheduling else None,
         unlimited=kind.unlimited,
         warm=warm,
+        shift_bursts=shift_bursts,
+        foreign=foreign,
     )
     controller = controller or kind.controller()
     duration = scenario.duration_seconds
@@ -125,8 +130,11 @@ def starves(iteration: Iteration) -> bool:
     return iteration.depth == 0 and iteration.wait >= STARVATION_SECONDS
 
 
-def starvation_events(iterations: Iterable[Iteration], gap_seconds: float | None = None) -> int:
-    """Episodes: starving iterations in a row of one life; with `gap_seconds`, all that are less than that apart."""
+def starvation_events(iterations: Iterable[Iteration], gap_seconds: float | None = None, since: float = 0.0) -> int:
+    """Episodes that begin at `since` (s) or later: starving iterations in a row of one life.
+
+    With `gap_seconds`, all of a job's that are less than that apart are one.
+    """
     events = 0
     previous: Iteration | None = None
     last_end = float("-inf")
@@ -136,7 +144,7 @@ def starvation_events(iterations: Iterable[Iteration], gap_seconds: float | None
                 joined = previous is not None and starves(previous) and previous.life == one.life
             else:
                 joined = one.time - last_end < gap_seconds
-            events += not joined
+            events += not joined and one.time >= since
             last_end = one.time + one.wait
         previous = one
     return events

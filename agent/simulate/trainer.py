@@ -40,7 +40,7 @@ class Iteration(NamedTuple):
 
 
 class Warmth(NamedTuple):
-    """How a job that is already running begins: its queue is full and its cold batches lie behind it."""
+    """A job that is already running: its queue is full and this many batches, the cold ones among them, are done."""
 
     batches_done: int
 
@@ -101,8 +101,8 @@ class Trainer:
     """One job of a scenario, from its start over its restarts to its end.
 
     `sources` are its data on `device` and, if it has one, on `slow_device`. With `warm` it begins as a job that has
-    been running. Truth is kept in `iterations`; the agent sees `stream()` alone. Workers of a life that has ended
-    finish their request and stop.
+    been running; with `shift_bursts` each life begins somewhere between two bursts. Truth is kept in `iterations`; the
+    agent sees `stream()` alone. Workers of a life that has ended finish their request and stop.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class Trainer:
         duration: float,
         machine: Machine,
         warm: Warmth | None = None,
+        shift_bursts: bool = False,
     ) -> None:
         self.events = events
         self.spec = spec
@@ -131,6 +132,8 @@ class Trainer:
         self.alive = False
         self._processors = processors
         self._seed = seed
+        self._shifts = shift_bursts
+        self._shift = 0
         self._random = stream(seed, spec.name, "compute")
         self._idle: list[_Worker] = []
         self._next_read = 0
@@ -154,6 +157,7 @@ class Trainer:
         self._reset(warm.batches_done if warm else 0)
         self._idle = []
         self._loader = Stream()
+        self._shift = self._drawn_shift()
         workers = [
             _Worker(self, self.life, stream(self._seed, self.spec.name, self.life, number))
             for number in range(self.spec.workers)
@@ -165,11 +169,23 @@ class Trainer:
             self._give_work(worker)
         self._take(self.life)
 
+    def _drawn_shift(self) -> int:
+        burst = self.spec.burst
+        if burst is None or not self._shifts:
+            return 0
+        return stream(self._seed, self.spec.name, self.life, "burst").randrange(burst.length, burst.every)
+
+    def _factor(self, batch: int) -> int:
+        """How many times its normal size a batch of this life has."""
+        if self._shift and batch >= self.spec.cold_batches:
+            return self.spec.batch_factor(batch + self._shift)
+        return self.spec.batch_factor(batch)
+
     def _give_work(self, worker: _Worker) -> None:
         if self._next_batch - self._taken >= self.spec.queue_batches:
             self._idle.append(worker)
             return
-        count = self.spec.batch_reads * self.spec.batch_factor(self._next_batch)
+        count = self.spec.batch_reads * self._factor(self._next_batch)
         first = self._next_read
         self._next_batch += 1
         self._next_read += count
@@ -236,7 +252,7 @@ class Trainer:
 
     def _tell(self, *, waiting: bool, wait: float) -> None:
         """What the loop says of itself at each iteration (agent/hint.py); a probe sees the same, but for the bytes."""
-        upcoming = self.spec.batch_reads * self.spec.batch_factor(self._next_batch) * self.spec.read_size
+        upcoming = self.spec.batch_reads * self._factor(self._next_batch) * self.spec.read_size
         told = Hint(
             stream=0,
             validation=False,
