@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 // Latency, bytes and counts of every bio of the managed cgroups, aggregated in the kernel.
 //
-// Compiled by BCC with histogram.h in front. Offsets (OFF_*), argument positions (ARG_*) and enumerators (REQ_OP_*, BIO_CLONED) are macros taken
+// Compiled by BCC with memory.h and histogram.h in front. Offsets (OFF_*), argument positions (ARG_*) and enumerators (REQ_OP_*, BIO_CLONED) are macros taken
 // from the running kernel's BTF by block.py; nothing is read through a struct of the headers.
 //
 // A bio is recorded where it starts (submit_bio, or block_bio_queue where functions cannot be traced) and accounted
@@ -89,20 +89,6 @@ static __always_inline struct control_t *shared(void)
 {
     u32 zero = 0;
     return control.lookup(&zero);
-}
-
-static __always_inline u64 pointer_at(u64 address)
-{
-    u64 value = 0;
-    bpf_probe_read_kernel(&value, sizeof(value), (void *)address);
-    return value;
-}
-
-static __always_inline u32 word_at(u64 address)
-{
-    u32 value = 0;
-    bpf_probe_read_kernel(&value, sizeof(value), (void *)address);
-    return value;
 }
 
 static __always_inline int in_kernel_thread(void)

@@ -15,7 +15,7 @@ import numpy as np
 
 from bpf.btf import BtfError
 from bpf.decode import BLOCK_CONTROL, BLOCK_SLOT, Records, decode_block_slots, device_name, device_number
-from bpf.loader import HISTOGRAM_HEADER, Loader, ProbeError, Program
+from bpf.loader import HISTOGRAM_HEADER, MEMORY_HEADER, Loader, ProbeError, Program
 from bpf.samples import ProbeState, ProbeStatus, Sample
 
 SOURCE = Path(__file__).with_name("block.c")
@@ -105,7 +105,7 @@ class BlockProbe:
         self._tier = ""
         self._refusals: list[str] = []
         try:
-            program = loader.load(SOURCE, self._macros(loader), shared=[HISTOGRAM_HEADER])
+            program = loader.load(SOURCE, self._macros(loader), shared=[MEMORY_HEADER, HISTOGRAM_HEADER])
             self._program = program
             self._map_memory(program, devices)
             self._climb(program, tiers)

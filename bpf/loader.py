@@ -23,6 +23,7 @@ from bpf.headers import Headers, find_headers
 
 RUN = Path("/run/prefetchd")
 HISTOGRAM_HEADER = Path(__file__).with_name("histogram.h")
+MEMORY_HEADER = Path(__file__).with_name("memory.h")
 TRACEFS = Path("/sys/kernel/tracing")
 DEBUGFS = Path("/sys/kernel/debug")
 
@@ -89,9 +90,19 @@ class Loader:
 
     def tracepoint_exists(self, name: str) -> bool:
         """Whether the kernel, with the modules loaded now, has the tracepoint `category:event`."""
+        return bool(self._tracepoint_format(name))
+
+    def tracepoint_has_field(self, name: str, field: str) -> bool:
+        """Whether the tracepoint `category:event` exists and has a field of that name."""
+        declared = (line.partition(";")[0].split() for line in self._tracepoint_format(name).splitlines())
+        return any(words[:1] and words[0].startswith("field:") and words[-1] == field for words in declared)
+
+    def _tracepoint_format(self, name: str) -> str:
         self.require_tracefs()
-        event = Path("events") / name.replace(":", "/") / "id"
-        return (TRACEFS / event).exists() or (DEBUGFS / "tracing" / event).exists()
+        for root in (TRACEFS, DEBUGFS / "tracing"):
+            with contextlib.suppress(OSError):
+                return (root / "events" / name.replace(":", "/") / "format").read_text()
+        return ""
 
     def caught(self) -> contextlib.AbstractContextManager[Caught]:
         """Standard error of the C libraries, caught unless verbose."""
