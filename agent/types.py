@@ -84,7 +84,8 @@ class DeviceSignals:
 
     Rates per second; `latency_seconds` is the mean completion latency *without* the wait in blk-throttle, smoothed
     over the last requests, `latency_cv` its coefficient of variation (dimensionless), `reference_seconds` the learned
-    normal latency of this job here. `throttle_ratio` is the share of request time spent in blk-throttle (0..1).
+    normal latency of this job here. `throttle_ratio` is the share of request time spent in blk-throttle (0..1),
+    `throttle_wait_seconds` the mean of that wait per request.
     `access_share` is the share of the job's bytes that this device served. Unknown is None.
     """
 
