@@ -122,12 +122,14 @@ class Guard:
 
     def _while_stuck(self, *, again: bool) -> None:
         """Restore; again and again while it lasts, since the agent may be let go for an instant and write."""
-        self.say("restoring")
         try:
             entries = list(read_journal(self._settings.journal).entries.values())
         except CgroupError as error:
             log(str(error))
-            entries = []
+            return
+        if not entries:  # also while the agent is still starting up
+            return
+        self.say("restoring")
         report = restore_entries(KernelFiles(self._settings.root, self._settings.sys_root), entries, _quietly)
         if not again or report.restored:
             log(f"no heartbeat for {self._settings.limit_seconds:g} s, so the agent is stuck: {report}")

@@ -4,6 +4,7 @@
 one JSON line when the first limits stand, then goes on until it is killed; SIGTERM ends it in order.
 """
 
+import contextlib
 import json
 import random
 import signal
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 from cgroup.enforce import Enforcer
+from cgroup.errors import Vanished
 from cgroup.files import KernelFiles
 from cgroup.guardian import Guardian
 from cgroup.journal import Journal
@@ -28,6 +30,15 @@ def wishes(targets, keys, rng):
             limits = {key: rng.randint(1, 4000) * (MIB if key.endswith("bps") else 1) for key in keys}
             wanted[target] = (Limit(**limits), "driver")
     return wanted
+
+
+def present(files, paths):
+    """Return the targets whose cgroups are there now, under the ids they have now."""
+    targets = []
+    for path, device in paths:
+        with contextlib.suppress(Vanished):
+            targets.append(Target(files.cgroup_id(path), path, device))
+    return targets
 
 
 def main(options):
@@ -47,9 +58,10 @@ def main(options):
         )
         guardian.start()
     enforcer = Enforcer(files, journal, "enforce", guardian=guardian)
-    targets = [Target(files.cgroup_id(path), path, device) for path, device in options["targets"]]
+    targets = present(files, options["targets"])
     keys = options.get("keys", ["rbps"])
-    first = {target: (Limit(**dict.fromkeys(keys, 5000 * MIB)), "driver") for target in targets}
+    fixed = options.get("fixed")
+    first = {target: (Limit(**(fixed or dict.fromkeys(keys, 5000 * MIB))), "driver") for target in targets}
     enforcer.reconcile(first, time.monotonic())
     status = guardian.status if guardian else None
     ready = {"guardian": status.pid if status else 0, "rss": status.resident_bytes if status else 0}
@@ -59,7 +71,8 @@ def main(options):
         tell(options["status"], enforcer, guardian)
     print(json.dumps(ready), flush=True)
     while not ended:
-        enforcer.reconcile(wishes(targets, keys, rng), time.monotonic())
+        targets = present(files, options["targets"])
+        enforcer.reconcile(first if fixed else wishes(targets, keys, rng), time.monotonic())
         if guardian:
             guardian.check()
         if options.get("status"):
