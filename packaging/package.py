@@ -38,7 +38,7 @@ SHIPPED = (
     "uninstall.sh",
 )
 CHART = PACKAGING / "helm" / "prefetchd"
-_UNSHIPPED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info")
+_UNSHIPPED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info", "*.test.yml")
 
 
 def main() -> int:

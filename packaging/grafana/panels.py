@@ -10,6 +10,7 @@ from dataclasses import dataclass
 RATE = "$__rate_interval"
 NODE = '{instance=~"$instance"}'
 JOB = '{instance=~"$instance", job=~"$job"}'
+CAUSE = '{instance=~"$instance", job=~"$job", cause!="none"}'
 DEVICE = '{instance=~"$instance", device=~"$device"}'
 SLOT = '{instance=~"$instance", job=~"$job", device=~"$device"}'
 
@@ -108,7 +109,7 @@ NODE_DASHBOARD = Dashboard(
                 lines("Health score", f"prefetchd_health_score{NODE}", "{{instance}} {{job}}", maximum=100),
                 lines("Time waited for data", rate("prefetchd_wait_seconds_total", NODE), "{{instance}} {{job}}",
                       "percentunit", "Share of the time that the training loop stood before an empty queue."),
-                lines("Starvation by cause", f"sum by (cause) ({rate('prefetchd_starvation_events_total', NODE)})",
+                lines("Starvation by cause", f"sum by (cause) ({rate('prefetchd_starvation_events_total', NODE)}) > 0",
                       "{{cause}}", "ops", "Episodes a second in which a queue was found empty.", stacked=True),
                 lines("Iterations", rate("prefetchd_iterations_total", NODE), "{{instance}} {{job}}", "ops"),
             ),
@@ -151,14 +152,14 @@ JOB_DASHBOARD = Dashboard(
             (
                 lines("Score", f"prefetchd_health_score{JOB}", "{{job}}", maximum=100),
                 states("Level", f"prefetchd_health_level{JOB}", "{{job}}", LEVELS),
-                Panel("Cause", (Query(f"prefetchd_diagnosis{JOB} == 1", "{{job}} {{cause}}"),), kind="state-timeline",
+                Panel("Cause", (Query(f"prefetchd_diagnosis{CAUSE} == 1", "{{job}} {{cause}}"),), kind="state-timeline",
                       text="The most likely cause of starvation.", states={1: ("present", "orange")}),
                 states("Local bandwidth can help", f"prefetchd_actionable{JOB}", "{{job}}", YES_NO),
                 lines("Confidence", f"prefetchd_health_confidence{JOB}", "{{job}}", "percentunit",
                       "Weight of the health metrics that could be measured.", maximum=1),
                 lines("Starvation by cause",
-                      f"sum by (job, cause) ({rate('prefetchd_starvation_events_total', JOB)})", "{{job}} {{cause}}",
-                      "ops", stacked=True),
+                      f"sum by (job, cause) ({rate('prefetchd_starvation_events_total', JOB)}) > 0",
+                      "{{job}} {{cause}}", "ops", stacked=True),
             ),
         ),
         Row(
@@ -191,8 +192,8 @@ JOB_DASHBOARD = Dashboard(
                              "{{job}} {{device}} {{op}} median"),
                        Query(quantile(0.99, "prefetchd_io_latency_seconds", JOB, "job, device, op"),
                              "{{job}} {{device}} {{op}} p99")), "s"),
-                lines("Wait at its own cap", rate("prefetchd_io_throttle_wait_seconds_total", JOB),
-                      "{{job}} {{device}} {{op}}", "s", "Request time spent in blk-throttle, per second."),
+                lines("Requests waiting at the job's own cap", rate("prefetchd_io_throttle_wait_seconds_total", JOB),
+                      "{{job}} {{device}} {{op}}", text="Mean number in blk-throttle: seconds waited per second."),
                 lines("Requests in flight", f"prefetchd_io_in_flight{JOB}", "{{job}} {{device}} {{op}}"),
                 lines("Queueing share of remote requests", f"prefetchd_nfs_queueing_ratio{JOB}", "{{job}}",
                       "percentunit", maximum=1),

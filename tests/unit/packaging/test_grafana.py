@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from agent.config import MetricsSection
 from agent.metrics import ReportCollector
 from agent.server import Endpoint
-from tests.unit.packaging.support import PACKAGING, busy_report
+from tests.unit.packaging.support import PACKAGING, SOURCE, busy_report
 
 FOLDER = PACKAGING / "grafana"
 FILES = sorted((FOLDER / "dashboards").glob("*.json"))
@@ -212,3 +213,14 @@ def test_panels_do_not_overlap_and_ids_are_unique():
 def test_chart_carries_every_dashboard():
     linked = PACKAGING / "helm" / "prefetchd" / "files" / "dashboards"
     assert sorted(path.name for path in linked.glob("*.json")) == [path.name for path in FILES]
+
+
+@pytest.mark.nightly
+def test_drawings_are_made_of_what_prometheus_answers(tmp_path):
+    command = [sys.executable, str(FOLDER / "draw.py"), "--output", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    subprocess.run(command, check=True, env=environment, timeout=300)
+    drawn = {path.stem: path.read_bytes() for path in tmp_path.glob("*.png")}
+    assert set(drawn) == set(dashboards())
+    assert all(picture.startswith(b"\x89PNG") and len(picture) > 20_000 for picture in drawn.values())
+    assert {path.stem for path in (FOLDER / "drawings").glob("*.png")} == set(drawn)
