@@ -19,7 +19,7 @@ from cgroup.lines import Limit, Line, Setting, Target, Values, describe_values, 
 from cgroup.plan import LineState, PlanState, Rules, Write, plan, raise_window_seconds
 from cgroup.pods import protected
 from cgroup.restore import RestoreReport, recover, restore_line, undo_order
-from cgroup.results import Conflict, Mode, Result, WriteResult, failed, free_line, tell
+from cgroup.results import Conflict, Mode, Result, WriteResult, failed, free_line, quiet, tell
 
 RETRY_SECONDS = 5.0
 """A line whose write failed is left alone for this long."""
@@ -119,6 +119,13 @@ class Enforcer:
         """Put everything back at once, without regard to rates. What cannot be freed is tried again by `reconcile`."""
         return self._counted(self._release_all(why))
 
+    def release(self, target: Target, why: str) -> tuple[WriteResult, ...]:
+        """Put one target back at once; while it is wanted, the next `reconcile` caps it anew. Frees stuck requests."""
+        lines = [line for line in self._lines if (line.cgroup_id, line.device) == (target.cgroup_id, target.device)]
+        results = [free_line(self._files, line, self._lines[line], why) for line in lines if self._mode == "enforce"]
+        self._forget(outcome.line for outcome in results if outcome.result != "error")
+        return self._counted(results)
+
     def close(self) -> tuple[WriteResult, ...]:
         """Put everything back and give up the journal; close the guardian after this."""
         results = self.release_all("the agent stops")
@@ -176,18 +183,12 @@ class Enforcer:
         for target, (setting, why) in desired.items():
             line = line_of(target, setting.file)
             reason = protected(target.path)
-            if reason is not None:
-                results.extend(self._refuse(line, why, reason))
-            elif line not in self._conflicts and line not in self._stuck:
+            if reason is not None and line.path not in self._refused:  # said once: who asks goes on asking
+                self._refused.add(line.path)
+                results.append(failed(line, why, f"never written, since {reason}"))
+            elif reason is None and line not in self._conflicts and line not in self._stuck:
                 wanted[line] = (setting.values(), why)
         return wanted
-
-    def _refuse(self, line: Line, why: str, reason: str) -> list[WriteResult]:
-        """Say it once: what asks for this will go on asking."""
-        if line.path in self._refused:
-            return []
-        self._refused.add(line.path)
-        return [failed(line, why, f"never written, since {reason}")]
 
     def _drop_vanished_conflicts(self) -> None:
         for line in list(self._conflicts):
@@ -276,7 +277,7 @@ class Enforcer:
         elif write.verdict == "release":
             self._lines.pop(write.line, None)
         if not write.after:
-            return WriteResult(write.line, _quiet(write), write.before, {}, write.why)
+            return WriteResult(write.line, quiet(write), write.before, {}, write.why)
         tell("would write", write.line, write.before, write.after, write.why)
         return WriteResult(write.line, "dry_run", write.before, write.after, write.why)
 
@@ -288,7 +289,7 @@ class Enforcer:
         }
         action = actions.get(write.verdict)
         if action is None:
-            return WriteResult(write.line, _quiet(write), write.before, {}, write.why)
+            return WriteResult(write.line, quiet(write), write.before, {}, write.why)
         try:
             return action(write, now)
         except Vanished:
@@ -394,7 +395,3 @@ class Enforcer:
         results = tuple(results)
         self._counters.update(result.result for result in results)
         return results
-
-
-def _quiet(write: Write) -> Result:
-    return "rate_limited" if write.verdict == "rate_limited" else "unchanged"

@@ -9,7 +9,7 @@ from typing import Literal
 from cgroup.errors import CgroupError, ControllerMissing, Vanished
 from cgroup.files import LineFiles
 from cgroup.lines import Line, Values, describe_values
-from cgroup.plan import LineState
+from cgroup.plan import LineState, Write
 from cgroup.restore import restore_line
 
 Mode = Literal["observe", "dry-run", "enforce"]
@@ -41,6 +41,11 @@ def failed(line: Line, why: str, reason: str) -> WriteResult:
     """Log a failure and return it."""
     _log.error("%s: %s (wanted: %s)", line, reason, why)
     return WriteResult(line, "error", {}, {}, reason)
+
+
+def quiet(write: Write) -> Result:
+    """Return the result of a plan that writes nothing."""
+    return "rate_limited" if write.verdict == "rate_limited" else "unchanged"
 
 
 def tell(what: str, line: Line, before: Values, after: Values, why: str) -> None:

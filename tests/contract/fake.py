@@ -10,7 +10,7 @@ from cgroup.errors import ControllerMissing, Vanished
 from cgroup.io_files import parse_io_max
 from cgroup.lines import IO_MAX, KEYS, READ_AHEAD, SUBTREE_CONTROL, format_line
 
-MAX = {IO_MAX: dict.fromkeys(("rbps", "wbps"), 2 ** 64 - 1) | dict.fromkeys(("riops", "wiops"), 2 ** 32 - 1)}
+MAX = {IO_MAX: dict.fromkeys(("rbps", "wbps"), 2**64 - 1) | dict.fromkeys(("riops", "wiops"), 2**32 - 1)}
 
 
 class Folder:

@@ -189,6 +189,16 @@ class TestReconcile:
         assert node.limits(target) == {"rbps": MIB}
         assert enforcer.conflicts == {}
 
+    def test_a_released_target_is_capped_anew_while_it_is_wanted(self, node, enforcer, journal):
+        target, other = node.make("a"), node.make("b")
+        wanted = want((target, Limit(rbps=MIB)), (other, Limit(rbps=MIB)))
+        enforcer.reconcile(wanted, 0.0)
+        assert kinds(enforcer.release(target, "stuck")) == ["written"]
+        assert (node.limits(target), node.limits(other)) == ({}, {"rbps": MIB})
+        assert line_of(target) not in journal.entries
+        assert sorted(kinds(enforcer.reconcile(wanted, 0.1))) == ["unchanged", "written"]
+        assert node.limits(target) == {"rbps": MIB}
+
 
 class TestForeignWriters:
     def test_a_foreign_change_wins_until_it_is_retaken(self, node, enforcer, journal):
