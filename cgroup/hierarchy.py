@@ -10,8 +10,8 @@ from cgroup.io_files import parse_controllers
 from cgroup.mountinfo import Mount, parse_mountinfo
 
 _BOOT_V2 = (
-    "boot with `systemd.unified_cgroup_hierarchy=1` on the kernel command line (remove `cgroup_enable` options and"
-    " `systemd.legacy_systemd_cgroup_controller`), then check that `stat -fc %T /sys/fs/cgroup` prints cgroup2fs."
+    "boot with `systemd.unified_cgroup_hierarchy=1` (without systemd: `cgroup_no_v1=all`) on the kernel command line,"
+    " then check that `stat -fc %T /sys/fs/cgroup` prints cgroup2fs."
 )
 
 
