@@ -15,7 +15,7 @@ usage: build.sh [--engine buildah|podman|docker] [--tag NAME:TAG] [--base IMAGE]
   --archive   release archive, default: built now with package.py
   --print     print the engine's command line instead of running it
 
-example: packaging/container/build.sh --engine podman --tag registry.internal/prefetchd:0.1.0
+example: packaging/container/build.sh --engine podman --tag YOUR-REGISTRY/prefetchd:0.1.0
 exit status: 0 built, 1 failed, 2 wrong usage
 TEXT
 }

