@@ -19,6 +19,8 @@ COMMANDS = {
     "top": "watch the jobs of the running agent",
     "explain": "tell in words why a job scores, starves and gets what it does",
     "calibrate": "measure what a device can do",
+    "record": "measure this node, touch nothing, and record it",
+    "replay": "show what would have been decided over a recording",
     "simulate": "try policies on models of devices and jobs",
     "restore": "set every limit that an agent left behind to its prior value",
 }

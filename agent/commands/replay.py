@@ -1,0 +1,114 @@
+"""`prefetchd replay FILE`: what the control core would have decided over a recording."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agent import config
+from agent.errors import UsageError
+from agent.recording import read
+from agent.recording.replay import Comparison, Difference, compare, replay
+from agent.units import duration, percent
+
+EPILOG = """\
+examples:
+  prefetchd replay node7.rec                      the recording's own configuration: nothing should differ
+  prefetchd replay node7.rec --policy paper
+  prefetchd replay node7.rec --config new.toml --json | jq .jobs
+
+The samples do not answer to other decisions: this shows what would have been decided, not what would have happened
+(`prefetchd simulate` does). Jobs and their weights are as recorded; of a --config the policy, weights, gains, pool and
+[[devices]] count.
+
+exit status:
+  0  done (with --check: nothing differs)    1  no recording    2  the command line cannot be used
+  4  with --check: something differs
+"""
+DIFFERS = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = "Run the control core over a recording and show what would have been decided otherwise."
+    parser.epilog = EPILOG
+    parser.add_argument("file", type=Path, metavar="FILE", help="a recording")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration (default: the recording's own)")
+    parser.add_argument("--policy", choices=("adaptive", "paper"), help="another policy")
+    parser.add_argument("--list", type=int, default=10, metavar="N", help="list the first N differences (10)")
+    parser.add_argument("--check", action="store_true", help=f"exit with {DIFFERS} if anything differs")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Replay and compare."""
+    if args.list < 0:
+        raise UsageError(f"--list {args.list} is negative; give the number of differences to show.")
+    chosen = config.load(args.config) if args.config else None
+    told = compare(replay(read(args.file), chosen, args.policy), keep=args.list)
+    if args.json:
+        print(json.dumps(_document(told), indent=1))
+    else:
+        _show(told)
+    return DIFFERS if args.check and told.differing else 0
+
+
+def _document(told: Comparison) -> dict[str, Any]:
+    return {
+        "passes": told.passes,
+        "seconds": told.seconds,
+        "differing": dict(told.differing),
+        "jobs": {
+            name: {"recorded": told.recorded[job].summary(), "replayed": told.replayed[job].summary()}
+            for job, name in told.names.items()
+        },
+        "differences": [asdict(one) for one in told.differences],
+    }
+
+
+def _show(told: Comparison) -> None:
+    print(f"{told.passes} passes over {duration(told.seconds)}, {len(told.names)} training job(s)")
+    wide = max((len(name) for name in told.names.values()), default=0)
+    for job, name in sorted(told.names.items(), key=lambda one: one[1]):
+        for side, tally in (("recorded", told.recorded[job]), ("replayed", told.replayed[job])):
+            print(f"  {name if side == 'recorded' else '':{wide}}  {side}  {_line(tally.summary(), told.devices)}")
+    if not told.differing:
+        print("nothing differs")
+        return
+    counts = ", ".join(f"{what} {count} times" for what, count in told.differing.most_common())
+    print(f"differs: {counts}")
+    for one in told.differences:
+        print(f"  {_difference(one, told.devices)}")
+    if sum(told.differing.values()) > len(told.differences):
+        print(f"  … and {sum(told.differing.values()) - len(told.differences)} more (--list N)")
+
+
+def _line(summary: dict[str, Any], devices: Mapping[str, str]) -> str:
+    lowest = "?" if summary["score_lowest"] is None else f"{summary['score_lowest']:.0f}"
+    parts = [f"score {summary['score_mean']:.0f} (lowest {lowest})"]
+    for device, ratio in summary["capped_ratio"].items():
+        capped = f"capped {percent(ratio)} of the time"
+        if ratio:
+            capped += f" at {percent(summary['mean_cap_ratio'][device])} on average"
+        parts.append(f"{devices[device]} {capped}, with a loan {percent(summary['lent_ratio'][device])}")
+    causes = [f"{cause} {percent(ratio)}" for cause, ratio in summary["causes"].items() if cause != "none"]
+    return "; ".join([*parts, ", ".join(causes)] if causes else parts)
+
+
+def _difference(one: Difference, devices: Mapping[str, str]) -> str:
+    clock = time.strftime("%H:%M:%S", time.localtime(one.wall)) + f"{one.wall % 1:.1f}"[1:]
+    where = f" on {devices[one.device]}" if one.device else ""
+    return f"{clock} {one.job}{where}: {one.what} {_value(one.what, one.recorded)} -> {_value(one.what, one.replayed)}"
+
+
+def _value(what: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if what == "score":
+        return f"{value:.0f}"
+    return str(value) if isinstance(value, str) else percent(value)

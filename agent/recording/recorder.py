@@ -1,0 +1,210 @@
+"""Writing a recording while the agent runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+import msgspec
+
+from agent.config import Config
+from agent.errors import PrefetchdError
+from agent.job_sample import JobSample
+from agent.recording.frames import HEAD, PASSES, frame, good_length
+from agent.recording.inputs import Flat, Path, flatten
+from agent.recording.outputs import job_outputs, node_outputs
+from agent.types import DeviceView, Job, JobId, JobReport, TickReport
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+MAX_BYTES = 2 * 10**9
+FLUSH_SECONDS = 1.0
+"""Passes are gathered for this long, then written as one frame: what a crash can cost."""
+OUTPUT_SECONDS = 1.0
+"""Outputs of a job are written at the end of its iterations, and after this long without one."""
+
+Group = tuple[str | int, ...]
+
+
+class Recorder:
+    """Appends to a recording. An error of the disk ends the recording, never the agent; `problem` then says why."""
+
+    def __init__(
+        self, path: FilePath, config: Config, *, software: str = "", max_bytes: int = MAX_BYTES, policy: str = ""
+    ) -> None:
+        """Open the file; what a torn one has behind its last good frame is cut off. Raises PrefetchdError."""
+        self.problem = ""
+        self.bytes = 0
+        self._max_bytes = max_bytes
+        self._path = path
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+        self._deflate = zlib.compressobj(9)
+        self._state = _Deltas()
+        self._jobs: tuple[Job, ...] | None = None
+        self._devices: tuple[Any, ...] | None = None
+        self._wall_ms = 0
+        self._written_at: dict[JobId, float] = {}
+        self._pending: list[bytes] = []
+        self._flushed_at: float | None = None
+        try:
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640), "r+b")
+            self.bytes = good_length(self._file)
+            size = self._file.seek(0, os.SEEK_END)
+            if size and not self.bytes:
+                self._file.close()
+                raise PrefetchdError(f"File {str(path)!r} exists and is no recording; choose another name.")
+            self._file.truncate(self.bytes)
+            self._file.seek(self.bytes)
+        except OSError as error:
+            raise PrefetchdError(
+                f"Recording {str(path)!r} cannot be written ({error.strerror}); choose another path."
+            ) from None
+        head = {
+            "format": "prefetchd",
+            "version": VERSION,
+            "software": software,
+            "started": time.time(),
+            "policy": policy or config.policy,
+            "mode": config.mode,
+            "config": msgspec.to_builtins(config, enc_hook=float),
+        }
+        self._write(frame(HEAD, self._encoder.encode(head)))
+
+    def add(self, report: TickReport, samples: Mapping[JobId, JobSample]) -> None:
+        """Record one pass: the samples that the core was given and the report that came of it."""
+        if self.problem:
+            return
+        self._pending.append(self._encoder.encode(self._pass(report, samples)))
+        if self._flushed_at is None:
+            self._flushed_at = report.time
+        if report.time - self._flushed_at >= FLUSH_SECONDS:
+            self.flush()
+            self._flushed_at = report.time
+
+    def flush(self) -> None:
+        """Write the passes gathered so far as one frame."""
+        if self._pending and not self.problem:
+            passes = self._encoder.encode([msgspec.Raw(one) for one in self._pending])
+            self._pending.clear()
+            contents = self._deflate.compress(passes) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+            self._write(frame(PASSES, contents))
+
+    def close(self) -> None:
+        """Write what is left; may be called twice."""
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        if self.bytes + len(data) > self._max_bytes:
+            self._end(f"it has reached its limit of {self._max_bytes / 1e6:,.0f} MB")
+            return
+        try:
+            self._file.write(data)
+            self._file.flush()
+            self.bytes += len(data)
+        except OSError as error:
+            self._end(error.strerror or str(error))
+
+    def _end(self, why: str) -> None:
+        self.problem = why
+        log.error("recording %s has ended: %s", self._path, why)
+
+    def _pass(self, report: TickReport, samples: Mapping[JobId, JobSample]) -> list[Any]:
+        wall = round(report.wall_time * 1000)
+        jobs = tuple(entry.job for entry in report.jobs.values())
+        devices = tuple(_device(view) for view in report.devices.values())
+        events = []
+        present: set[Group] = {("n",)}
+        self._state.refresh(("n",), node_outputs(report))
+        for job, entry in report.jobs.items():
+            if job in samples:
+                present.add(("i", job))
+                flat, streams = flatten(samples[job])
+                flat["t",] = samples[job].time_ns
+                self._state.refresh(("i", job), flat)
+                events += [[job, one.stream, one.iterations] for one in streams]
+            present.add(("o", job))
+            if self._due(report, entry):
+                self._state.refresh(("o", job), job_outputs(report, entry))
+        self._state.keep_only(present)
+        names, ids, values, gone = self._state.take()
+        record = [report.time, wall - self._wall_ms, names, ids, values, gone, events,
+                  None if jobs == self._jobs else [_job(job) for job in jobs],
+                  None if devices == self._devices else devices]  # fmt: skip
+        self._wall_ms, self._jobs, self._devices = wall, jobs, devices
+        return record
+
+    def _due(self, report: TickReport, entry: JobReport) -> bool:
+        """Whether the job's outputs are to be written at this pass."""
+        job = entry.job.id
+        last = self._written_at.get(job)
+        fresh = entry.signals is not None and entry.signals.new_iterations > 0
+        if not fresh and last is not None and report.time - last < OUTPUT_SECONDS:
+            return False
+        self._written_at[job] = report.time
+        return True
+
+
+def _plain(value: Any) -> int | float:
+    """Numbers of numpy as Python's own."""
+    return value.item()  # type: ignore[no-any-return]
+
+
+def _job(job: Job) -> list[Any]:
+    return [job.id, job.name, job.path, job.training, job.weight, job.namespace, job.pod]
+
+
+def _device(view: DeviceView) -> tuple[Any, ...]:
+    capacity = view.info.capacity
+    numbers = (capacity.rbps, capacity.wbps, capacity.riops, capacity.wiops) if capacity else None
+    return view.info.device, view.info.name, str(view.info.medium), numbers
+
+
+class _Deltas:
+    """Remembers every value and tells what changed since it was last asked."""
+
+    def __init__(self) -> None:
+        self._ids: dict[Path, int] = {}
+        self._groups: dict[Group, Flat] = {}
+        self._names: list[Path] = []
+        self._changed: list[int] = []
+        self._values: list[Any] = []
+        self._gone: list[int] = []
+
+    def refresh(self, group: Group, flat: Flat) -> None:
+        """Replace the values of a group."""
+        old = self._groups.get(group, {})
+        for path, value in flat.items():
+            before = old.get(path)
+            if path in old and before == value and type(before) is type(value):
+                continue
+            self._changed.append(self._id((*group, *path)))
+            self._values.append(value - before if type(value) is int and type(before) is int else value)
+        self._gone += [self._id((*group, *path)) for path in old if path not in flat]
+        self._groups[group] = flat
+
+    def keep_only(self, present: set[Group]) -> None:
+        """Drop the groups of jobs that are no more."""
+        for group in [group for group in self._groups if group not in present]:
+            self.refresh(group, {})
+            del self._groups[group]
+
+    def take(self) -> tuple[list[Path], list[int], list[Any], list[int]]:
+        """(new names, ids that changed, their values, ids that are gone) since the last call."""
+        taken = self._names, self._changed, self._values, self._gone
+        self._names, self._changed, self._values, self._gone = [], [], [], []
+        return taken
+
+    def _id(self, path: Path) -> int:
+        known = self._ids.get(path)
+        if known is None:
+            known = self._ids[path] = len(self._ids)
+            self._names.append(path)
+        return known

@@ -1,0 +1,361 @@
+"""Recordings: exact inputs, small files, readable up to any tear, and replays that decide the same."""
+
+import errno
+import io
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent import recording
+from agent.config import Config, DeviceRule, HealthSection
+from agent.errors import PrefetchdError
+from agent.job_sample import IoCounts, JobSample
+from agent.recording import Recorder, RecordingError, read
+from agent.recording.frames import HEAD, PASSES, frame, frames, good_length
+from agent.recording.inputs import flatten, unflatten
+from agent.recording.outputs import SCALES
+from agent.recording.replay import compare, replay, with_rules
+from bpf.samples import (
+    BlockCounters,
+    BlockKey,
+    CacheCounters,
+    IterationEvent,
+    NfsCounters,
+    NfsKey,
+    ObjectCounters,
+    ObjectKey,
+    StreamCounters,
+    WorkerTime,
+)
+from tests.unit.agent.made_reports import story
+
+BIG = st.integers(0, 2**63 - 1)
+MAYBE = st.none() | BIG
+HISTOGRAM = st.just(()) | st.lists(st.integers(0, 1000), min_size=32, max_size=32).map(tuple)
+EVENT = st.builds(IterationEvent, BIG, MAYBE, st.none() | st.integers(0, 64))
+
+
+def job_streams(job, name):
+    small = st.none() | st.integers(0, 99)
+    return st.builds(
+        StreamCounters, st.just(job), st.just(name), st.sampled_from(["hint", "dataloader"]), st.booleans(), BIG,
+        small, small, MAYBE, MAYBE, MAYBE, BIG, st.lists(EVENT, max_size=4).map(tuple), st.sampled_from(["hint", "U"]),
+        MAYBE, st.integers(0, 99),
+    )  # fmt: skip
+
+
+@st.composite
+def job_samples(draw, job=7):
+    """Any counters a job may have."""
+    op = st.sampled_from(["read", "write"])
+    blocks = draw(st.dictionaries(
+        st.builds(BlockKey, st.just(job), st.sampled_from(["259:0", "8:0"]), op),
+        st.builds(BlockCounters, BIG, BIG, BIG, BIG, st.integers(0, 99), HISTOGRAM, MAYBE, MAYBE, MAYBE), max_size=3,
+    ))  # fmt: skip
+    nfs = draw(st.dictionaries(
+        st.builds(NfsKey, st.just(job), st.sampled_from(["srv:/a", "srv:/b c"]), op),
+        st.builds(NfsCounters, BIG, MAYBE, BIG, BIG, BIG, BIG, HISTOGRAM), max_size=2,
+    ))  # fmt: skip
+    objects = draw(st.dictionaries(
+        st.builds(ObjectKey, st.just(job), st.just("10.0.0.1:443")),
+        st.builds(ObjectCounters, BIG, BIG, BIG, BIG, BIG, st.integers(0, 99), HISTOGRAM), max_size=1,
+    ))  # fmt: skip
+    names = draw(st.lists(st.sampled_from(["1/0", "1/1", "rank 2"]), unique=True))
+    streams = tuple(draw(job_streams(job, name)) for name in names)
+    return JobSample(
+        job=job, time_ns=draw(BIG), blocks=blocks, streams=streams, nfs=nfs, objects=objects,
+        cache=draw(st.none() | st.builds(CacheCounters, BIG, BIG)),
+        workers=draw(st.none() | st.builds(WorkerTime, BIG, BIG, BIG, BIG, BIG, BIG, BIG)),
+        io_stat=draw(st.dictionaries(st.just("8:0"), st.builds(IoCounts, BIG, BIG, BIG, BIG))),
+        pressure_some_seconds=draw(st.none() | st.floats(0, 1e9)), nic_packets=draw(MAYBE),
+    )  # fmt: skip
+
+
+@given(job_samples())
+def test_any_sample_survives_flattening(sample):
+    flat, events = flatten(sample)
+    assert unflatten(sample.job, sample.time_ns, flat, events) == sample
+
+
+@pytest.fixture(scope="module")
+def told():
+    """The story of a node: reports and samples."""
+    return list(story(40.0))
+
+
+@pytest.fixture(scope="module")
+def file(told, tmp_path_factory):
+    path = tmp_path_factory.mktemp("recording") / "node.rec"
+    record(path, told)
+    return path
+
+
+def record(path, told, **options):
+    recorder = Recorder(path, options.pop("config", Config()), software="1.2.3", **options)
+    for report, samples in told:
+        recorder.add(report, samples)
+    recorder.close()
+    recorder.close()
+    return recorder
+
+
+def test_inputs_come_back_exactly(told, file):
+    moments = list(read(file))
+    assert len(moments) == len(told)
+    for moment, (report, samples) in zip(moments, told, strict=True):
+        assert moment.time == report.time
+        assert moment.wall == pytest.approx(report.wall_time, abs=0.0006)
+        assert moment.jobs == tuple(entry.job for entry in report.jobs.values())
+        assert moment.samples == samples
+        assert {name: view.info for name, view in moment.devices.items()} == {
+            name: view.info for name, view in report.devices.items()
+        }
+    assert moments[0].segment.software == "1.2.3"
+    assert moments[0].segment.config["policy"] == "adaptive"
+
+
+REPORT, _ = next(iter(story(10.0)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(job_samples(), min_size=1, max_size=6))
+def test_any_row_of_samples_comes_back_exactly(row):
+    entry = replace(REPORT.jobs[11], job=replace(REPORT.jobs[11].job, id=7))
+    made = [(replace(REPORT, time=float(i), jobs={7: entry}), {7: sample}) for i, sample in enumerate(row)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.rec"
+        record(path, made)
+        assert [moment.samples[7] for moment in read(path)] == row
+
+
+def test_outputs_come_back_rounded(told, file):
+    for moment, (report, _) in zip(read(file), told, strict=True):
+        for job in moment.fresh:
+            entry, outputs = report.jobs[job], moment.job_outputs[job]
+            if entry.health is not None:
+                assert outputs["score",] == pytest.approx(entry.health.score, abs=0.051)
+                assert outputs["cause",] == entry.diagnosis.cause
+            for device, here in entry.signals.devices.items():
+                quota = report.decision.quotas.get((job, device))
+                assert outputs.get(("d", device, "quota_ratio")) == (
+                    pytest.approx(quota.share, abs=1e-4) if quota else None
+                )
+                if here.latency_seconds is not None:
+                    assert outputs["d", device, "latency_seconds"] == pytest.approx(here.latency_seconds, abs=1e-6)
+        assert moment.node_outputs["mode",] == report.mode
+
+
+def test_outputs_of_a_job_are_written_at_its_iterations(told, file):
+    fresh = [moment for moment in read(file) if 11 in moment.fresh]
+    iterations = told[-1][0].jobs[11].signals.iterations
+    assert iterations / 2 < len(fresh) < len(told)
+
+
+def test_a_kibibyte_an_iteration_is_plenty(told, file):
+    iterations = sum(e.signals.iterations for e in told[-1][0].jobs.values() if e.job.training)
+    assert file.stat().st_size / iterations < 200
+
+
+def test_torn_at_any_byte_it_is_read_up_to_the_tear(told, tmp_path):
+    path = tmp_path / "short.rec"
+    record(path, told[:35])
+    whole = path.read_bytes()
+    ends = [end for _, _, end in frames(io.BytesIO(whole))]
+    complete = [moment.time for moment in read(path)]
+    assert len(ends) >= 4
+    for cut in range(len(whole)):
+        good = [end for _, _, end in frames(io.BytesIO(whole[:cut]))]
+        assert good == [end for end in ends if end <= cut]
+    for cut in [
+        *range(ends[0], len(whole), 41),
+        *ends,
+        *(end - 1 for end in ends[1:]),
+        *(end + 1 for end in ends[:-1]),
+    ]:
+        path.write_bytes(whole[:cut])
+        times = [moment.time for moment in read(path)]
+        assert times == complete[: len(times)]
+        assert (len(times) == 35) == (cut == len(whole))
+
+
+def test_a_flipped_byte_ends_the_reading_there(told, tmp_path):
+    path = tmp_path / "short.rec"
+    record(path, told[:35])
+    whole = path.read_bytes()
+    complete = [moment.time for moment in read(path)]
+    first = next(end for _, _, end in frames(io.BytesIO(whole)))
+    for place in random.Random(7).sample(range(first, len(whole)), 40):
+        path.write_bytes(whole[:place] + bytes((whole[place] ^ 0x40,)) + whole[place + 1 :])
+        times = [moment.time for moment in read(path)]
+        assert times == complete[: len(times)]
+        assert len(times) < 35
+
+
+def test_a_torn_recording_is_continued_behind_its_last_good_frame(told, tmp_path):
+    path = tmp_path / "torn.rec"
+    record(path, told[:30])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    before = len(list(read(path)))
+    record(path, told[30:60], config=Config(policy="paper"))
+    moments = list(read(path))
+    assert len(moments) == before + 30
+    assert [moment.samples for moment in moments[before:]] == [samples for _, samples in told[30:60]]
+    assert [moments[0].segment.policy, moments[-1].segment.policy] == ["adaptive", "paper"]
+    with path.open("rb") as opened:
+        assert good_length(opened) == path.stat().st_size
+
+
+def test_a_full_disk_ends_the_recording_not_the_agent(told, tmp_path, caplog):
+    recorder = Recorder(tmp_path / "x.rec", Config())
+
+    class Full:
+        closed = False
+
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self):
+            self.closed = True
+
+    recorder._file.close()
+    recorder._file = Full()
+    for report, samples in told[:30]:
+        recorder.add(report, samples)
+    recorder.close()
+    assert recorder.problem == "No space left on device"
+    assert caplog.text.count("has ended") == 1
+
+
+def test_it_ends_at_its_limit(told, tmp_path):
+    recorder = record(tmp_path / "x.rec", told, max_bytes=6000)
+    assert "limit" in recorder.problem
+    assert (tmp_path / "x.rec").stat().st_size <= 6000
+    assert len(list(read(tmp_path / "x.rec"))) > 10
+
+
+def test_numbers_of_numpy_are_taken(told, tmp_path):
+    report, samples = told[50]
+    odd = replace(samples[11], nic_packets=np.int64(5), pressure_some_seconds=np.float64(0.5))
+    record(tmp_path / "x.rec", [(report, samples | {11: odd})])
+    (moment,) = read(tmp_path / "x.rec")
+    assert moment.samples[11] == odd
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (b"", "is no recording"),
+        (b"hello, this is a text file of some length", "is no recording"),
+        (frame(PASSES, b"x"), "is no recording"),
+        (frame(HEAD, msgspec.msgpack.encode({"format": "other"})), "is no recording"),
+        (
+            frame(HEAD, msgspec.msgpack.encode({"format": "prefetchd", "version": 99, "software": "9"})),
+            "has version 99",
+        ),
+        (frame(HEAD, b"\xc1"), "makes no sense"),
+    ],
+)
+def test_what_is_no_recording_is_refused_in_a_sentence(tmp_path, contents, words):
+    path = tmp_path / "x"
+    path.write_bytes(contents)
+    with pytest.raises(RecordingError, match=words):
+        list(read(path))
+    with pytest.raises(RecordingError, match="cannot be read"):
+        list(read(tmp_path / "missing"))
+
+
+def test_a_broken_frame_with_a_good_checksum_is_refused(told, tmp_path):
+    path = tmp_path / "x.rec"
+    record(path, told[:5])
+    with path.open("ab") as opened:
+        opened.write(frame(PASSES, b"rubbish"))
+    with pytest.raises(RecordingError, match="makes no sense"):
+        list(read(path))
+
+
+def test_another_file_is_never_overwritten(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("important")
+    with pytest.raises(PrefetchdError, match="is no recording"):
+        Recorder(path, Config())
+    assert path.read_text() == "important"
+    with pytest.raises(PrefetchdError, match="cannot be written"):
+        Recorder(tmp_path / "no/such/folder/x", Config())
+
+
+def test_every_scale_is_used_for_a_name_in_the_module():
+    assert all(scale > 0 for scale in SCALES.values())
+    assert recording.__doc__.count("`") > 10
+
+
+def test_replay_with_its_own_configuration_decides_the_same(file):
+    result = compare(replay(read(file)))
+    assert result.passes == 400
+    assert result.differences == []
+    assert set(result.names.values()) == {"resnet50", "bert-large", "clip"}
+    assert all(
+        result.recorded[job].summary()["causes"] == result.replayed[job].summary()["causes"] for job in result.names
+    )
+
+
+def test_replay_with_another_policy_differs_and_says_where(file):
+    result = compare(replay(read(file), policy="paper"), keep=7)
+    assert len(result.differences) == 7
+    assert result.differing["cap"] > 100
+    assert {one.device for one in result.differences} <= {"259:0", ""}
+
+
+def test_replay_with_other_weights_differs_in_score(file):
+    config = Config(health=HealthSection(queue_weight=1.0, latency_weight=0.0, variation_weight=0.0, demand_weight=0.0))
+    assert compare(replay(read(file), config)).differing["score"] > 10
+
+
+def test_replay_takes_capacities_of_another_configuration(file):
+    moment = next(iter(read(file)))
+    rule = DeviceRule(device="/dev/nvme0n1", medium="hdd", read_bytes_per_second=5e6)
+    changed = with_rules(moment.devices, [rule])["259:0"].info
+    assert (changed.medium, changed.capacity.rbps) == ("hdd", 5e6)
+    assert with_rules(moment.devices, [DeviceRule(device="259:0", medium="hdd")])["259:0"].info.medium == "hdd"
+    assert with_rules(moment.devices, [DeviceRule(device="sdz", medium="hdd")]) == dict(moment.devices)
+
+
+def test_a_new_segment_starts_the_core_afresh(told, tmp_path):
+    path = tmp_path / "two.rec"
+    record(path, told)
+    record(path, told)
+    result = compare(replay(read(path)))
+    assert result.passes == 800
+    assert result.differences == []
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "agent", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_command_replay(file, tmp_path):
+    same = run("replay", file, "--check")
+    assert same.returncode == 0, same.stderr
+    assert "nothing differs" in same.stdout
+    other = run("replay", file, "--policy", "paper", "--check", "--list", "3")
+    assert other.returncode == 4
+    assert "resnet50 on nvme0n1: cap none ->" in other.stdout
+    document = json.loads(run("replay", file, "--policy", "paper", "--json").stdout)
+    assert document["jobs"]["resnet50"]["replayed"]["capped_ratio"]["259:0"] > 0.5
+    config = tmp_path / "c.toml"
+    config.write_text('policy = "adaptive"\n')
+    assert run("replay", file, "--config", config, "--check").returncode == 0
+    missing = run("replay", tmp_path / "missing.rec")
+    assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
+    assert run("replay", file, "--list", "-1").returncode == 2
