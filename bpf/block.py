@@ -14,11 +14,25 @@ from typing import NamedTuple
 import numpy as np
 
 from bpf.btf import BtfError
-from bpf.decode import BLOCK_CONTROL, BLOCK_SLOT, Records, decode_block_slots, device_name, device_number
+from bpf.decode import (
+    BLOCK_CONTROL,
+    BLOCK_RECORD,
+    BLOCK_SLOT,
+    Records,
+    decode_block_slots,
+    device_name,
+    device_number,
+    old_records,
+)
 from bpf.loader import HISTOGRAM_HEADER, MEMORY_HEADER, Loader, ProbeError, Program
 from bpf.samples import ProbeState, ProbeStatus, Sample
 
 SOURCE = Path(__file__).with_name("block.c")
+_SHARED = (
+    MEMORY_HEADER,
+    HISTOGRAM_HEADER,
+    *(Path(__file__).with_name(name) for name in ("block_slots.h", "block_flight.h")),
+)
 
 UNATTRIBUTED = 0
 """Cgroup id of writes that a kernel thread submits for an owner that this kernel cannot tell."""
@@ -26,9 +40,12 @@ UNATTRIBUTED = 0
 TIERS = ("fentry", "kprobe", "tracepoint")
 
 _TIMEOUT_NS = 30_000_000_000
-"""The block layer's own limit for a request (blk_queue_rq_timeout); past blk-throttle nothing takes longer."""
+"""The block layer's own limit for a request (BLK_DEFAULT_RQ_TIMEOUT); past blk-throttle nothing takes longer."""
 
-_REAP_EVERY_NS = 1_000_000_000
+_SECOND_NS = 1_000_000_000
+_PLACES = 8
+"""Places per bucket of the bios in flight (PLACES in block_flight.h)."""
+
 _HEAD_FIELDS = {
     "OFF_BIO_BDEV": "bio.bi_bdev",
     "OFF_BIO_OPF": "bio.bi_opf",
@@ -39,11 +56,14 @@ _FIELDS = {
     "OFF_BIO_NEXT": "bio.bi_next",
     "OFF_BIO_PRIVATE": "bio.bi_private",
     "OFF_BDEV_DISK": "block_device.bd_disk",
-    "OFF_BDEV_DEV": "block_device.bd_dev",
     "OFF_DISK_MAJOR": "gendisk.major",
     "OFF_DISK_FIRST_MINOR": "gendisk.first_minor",
-    "OFF_RQ_BIO": "request.bio",
     "OFF_TASK_FLAGS": "task_struct.flags",
+}
+_REQUEST_FIELDS = {
+    "OFF_RQ_LENGTH": "request.__data_len",
+    "OFF_RQ_BIO": "request.bio",
+    "OFF_RQ_BIOTAIL": "request.biotail",
 }
 _BLKCG_FIELDS = {
     "OFF_BIO_BLKG": "bio.bi_blkg",
@@ -72,9 +92,14 @@ class Limits(NamedTuple):
     cgroups: int = 4096
     devices: int = 256
     resolved: int = 32768
-    in_flight: int = 32768
+    bucket_bits: int = 12
     depth: int = 16
     bios_per_request: int = 128
+
+    @property
+    def in_flight(self) -> int:
+        """Bios that may be in flight at once."""
+        return _PLACES << self.bucket_bits
 
 
 class BlockProbe:
@@ -100,12 +125,13 @@ class BlockProbe:
         self._program: Program | None = None
         self._slots: Records = np.zeros(0, BLOCK_SLOT)
         self._control: Records = np.zeros(1, BLOCK_CONTROL)
-        self._reaped = np.zeros((limits.slots, 2), np.int64)
-        self._next_reap_ns = 0
+        self._bios: Records = np.zeros(0, np.uint64)
+        self._records: Records = np.zeros(0, BLOCK_RECORD)
+        self._next_generation_ns = 0
         self._tier = ""
         self._refusals: list[str] = []
         try:
-            program = loader.load(SOURCE, self._macros(loader), shared=[MEMORY_HEADER, HISTOGRAM_HEADER])
+            program = loader.load(SOURCE, self._macros(loader), shared=_SHARED)
             self._program = program
             self._map_memory(program, devices)
             self._climb(program, tiers)
@@ -125,14 +151,20 @@ class BlockProbe:
             head.append("bio.bi_blkg")
         macros |= {name: btf.tracepoint_argument(*asked) for name, asked in _ARGUMENTS.items()}
         macros |= {name: btf.enumerator(name) for name in _ENUMERATORS}
-        limits = self._limits
+        limits, request = self._limits, btf.offsets(_REQUEST_FIELDS)
+        begin = min(request.values()) // 8 * 8
+        macros |= {name: offset - begin for name, offset in request.items()}
         return macros | {
-            "BIO_HEAD_BYTES": -(-max(btf.offset(path) + btf.size(path) for path in head) // 8) * 8,
+            "BIO_HEAD_BYTES": _whole_words(max(btf.offset(path) + btf.size(path) for path in head)),
+            "RQ_START": begin,
+            "RQ_BYTES": _whole_words(
+                max(btf.offset(path) + btf.size(path) for path in _REQUEST_FIELDS.values()) - begin
+            ),
             "MAX_SLOTS": limits.slots,
             "MAX_CGROUPS": limits.cgroups,
             "MAX_DEVICES": limits.devices,
             "MAX_RESOLVED": limits.resolved,
-            "MAX_IN_FLIGHT": limits.in_flight,
+            "BUCKET_BITS": limits.bucket_bits,
             "MAX_DEPTH": limits.depth,
             "MAX_BIOS": limits.bios_per_request,
         }
@@ -140,6 +172,9 @@ class BlockProbe:
     def _map_memory(self, program: Program, devices: Collection[str] | None) -> None:
         slots = self._limits.slots
         self._slots = np.frombuffer(program.view("slots", slots * BLOCK_SLOT.itemsize), BLOCK_SLOT, slots)
+        places = self._limits.in_flight
+        self._bios = np.frombuffer(program.view("buckets", places * 8), np.uint64, places)
+        self._records = np.frombuffer(program.view("records", places * BLOCK_RECORD.itemsize), BLOCK_RECORD, places)
         self._control = np.frombuffer(program.view("control", BLOCK_CONTROL.itemsize), BLOCK_CONTROL, 1)
         free = program.map("free_slots")
         for slot in range(slots):
@@ -186,11 +221,10 @@ class BlockProbe:
 
     def losses(self) -> dict[str, int]:
         """Bios that were not recorded for want of room, and those that counted without a time."""
-        missed = int(self._slots["missed"].sum()) + int(self._reaped[:, 0].sum())
         return {
             "in_flight_full": int(self._control["lost_in_flight"][0]),
             "slots_full": int(self._control["lost_slots"][0]),
-            "ends_missed": missed,
+            "ends_missed": int(self._slots["missed"].sum()),
         }
 
     def _fill_ratio(self) -> float:
@@ -198,15 +232,9 @@ class BlockProbe:
         limits = self._limits
         return max(
             int(np.count_nonzero(self._slots["live"])) / limits.slots,
-            int(self._open().sum()) / limits.in_flight,
+            int(np.count_nonzero(self._bios)) / limits.in_flight,
             len(self._managed) / limits.cgroups,
         )
-
-    def _open(self) -> Records:
-        """Bios in flight per slot."""
-        started = self._slots["started"].astype(np.int64)
-        still: Records = np.maximum(0, started - self._slots["requests"].astype(np.int64) - self._reaped[:, 0])
-        return still
 
     def manage(self, cgroup_ids: Collection[int]) -> None:
         """Count these cgroups and what is below them, and no others; counters of the others are dropped."""
@@ -243,45 +271,40 @@ class BlockProbe:
         epoch = (int(entry["epoch"]) + 1) & 0xFFFFFFFF
         self._slots[slot] = np.zeros((), BLOCK_SLOT)
         self._slots["epoch"][slot] = epoch
-        self._reaped[slot] = 0
         free = self._program.map("free_slots")
         free.push(free.Leaf(slot))
 
     def read(self, now_ns: int) -> Sample:
-        """The counters of the managed cgroups, and of UNATTRIBUTED, as they stand; no system call but to reap."""
+        """The counters of the managed cgroups, and of UNATTRIBUTED, as they stand.
+
+        Needs no system call, except where bios stay in flight for a second: then it asks sysfs for idle devices.
+        """
         if not self._tier:
             return Sample(now_ns)
-        if now_ns >= self._next_reap_ns:
-            self._next_reap_ns = now_ns + _REAP_EVERY_NS
-            self._reap(now_ns)
-        blocks = decode_block_slots(self._slots, self._reaped, throttle=self._tier != "tracepoint")
+        if now_ns >= self._next_generation_ns:
+            self._next_generation_ns = now_ns + _SECOND_NS
+            self._control["generation"] += 1
+        blocks = decode_block_slots(self._slots, self._over(now_ns), throttle=self._tier != "tracepoint")
         return Sample(now_ns, blocks=blocks)
 
-    def _reap(self, now_ns: int) -> None:
-        """Close records whose end was missed: of requests older than the kernel lets any be, or on an idle device.
+    def _over(self, now_ns: int) -> Records:
+        """Records of bios whose end was missed: older than the kernel lets a request be, or on a device that is idle.
 
-        A record that still waits in blk-throttle is left alone: nothing bounds that wait.
+        They stay where they are until their place is needed, when the kernel's side counts them as missed. A record
+        that waits in blk-throttle is none of them: nothing bounds that wait.
         """
-        if self._program is None or not self._open().any():
-            return
-        records = self._program.map("in_flight")
-        idle: dict[int, bool] = {}
-        for bio, record in records.items():
-            age_ns = now_ns - record.submitted
-            if record.parent or not record.queued or age_ns < _REAP_EVERY_NS:
-                continue
-            device = int(self._slots["device"][record.slot])
-            if device not in idle:
-                idle[device] = is_idle(device_name(device))
-            if idle[device] or age_ns > _TIMEOUT_NS:
-                with contextlib.suppress(KeyError):  # it ended just now
-                    del records[bio]
-                    if record.epoch == self._slots["epoch"][record.slot]:
-                        self._reaped[record.slot] += (1, record.bytes)
+        old = old_records(self._bios, self._records, now_ns - _SECOND_NS)
+        if not old.size:
+            return old
+        devices = self._slots["device"][old["slot"]]
+        idle = [device for device in np.unique(devices).tolist() if is_idle(device_name(device))]
+        chosen: Records = old[np.isin(devices, idle) | (old["submitted"] < now_ns - _TIMEOUT_NS)]
+        return chosen
 
     def close(self) -> None:
         """Detach and free."""
         self._slots, self._control = np.zeros(0, BLOCK_SLOT), self._control.copy()
+        self._bios, self._records = np.zeros(0, np.uint64), np.zeros(0, BLOCK_RECORD)
         self._tier = ""
         if self._program is not None:
             self._program.close()
@@ -294,6 +317,11 @@ def is_idle(device: str) -> bool:
         return not any(map(int, Path(f"/sys/dev/block/{device}/inflight").read_text().split()))
     except (OSError, ValueError):
         return False
+
+
+def _whole_words(size: int) -> int:
+    """Bytes rounded up to 8: the verifier reads the stack in words."""
+    return -(-size // 8) * 8
 
 
 def _attach_fentry(program: Program) -> None:

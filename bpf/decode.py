@@ -31,7 +31,7 @@ BLOCK_SLOT = np.dtype(
         ("histogram", "u8", (HISTOGRAM_BUCKETS,)),
     ]
 )
-"""`struct slot_t` of block.c."""
+"""`struct slot_t` of block_slots.h."""
 
 BLOCK_CONTROL = np.dtype(
     [
@@ -41,7 +41,21 @@ BLOCK_CONTROL = np.dtype(
         ("lost_slots", "u8"),
     ]
 )
-"""`struct control_t` of block.c."""
+"""`struct control_t` of block_slots.h."""
+
+BLOCK_RECORD = np.dtype(
+    [
+        ("submitted", "u8"),
+        ("queued", "u8"),
+        ("issued", "u8"),
+        ("parent", "u8"),
+        ("slot", "u4"),
+        ("epoch", "u4"),
+        ("bytes", "u8"),
+        ("parts", "i8"),
+    ]
+)
+"""`struct record_t` of block_flight.h."""
 
 NFS_COUNTERS = np.dtype(
     [
@@ -72,16 +86,28 @@ def device_number(name: str) -> int:
     return int(major) << _MINOR_BITS | int(minor)
 
 
-def decode_block_slots(slots: Records, reaped: Records, *, throttle: bool) -> dict[BlockKey, BlockCounters]:
+def old_records(bios: Records, records: Records, before_ns: int) -> Records:
+    """Records past blk-throttle that were submitted before a moment and have not ended.
+
+    `bios` (uint64, shape (n,)) is 0 where a place is free; `records` has dtype BLOCK_RECORD and the same shape. Pieces
+    of split bios are left out: their whole is there.
+    """
+    held = records[np.nonzero(bios)[0]]
+    past = (held["submitted"] != 0) & (held["queued"] != 0) & (held["submitted"] < before_ns)
+    chosen: Records = held[past & (held["parent"] == 0)]
+    return chosen
+
+
+def decode_block_slots(slots: Records, over: Records, *, throttle: bool) -> dict[BlockKey, BlockCounters]:
     """Counters of the live slots of `slots` (dtype BLOCK_SLOT, shape (n,)).
 
-    `reaped` (int64, shape (n, 2)) holds requests and bytes of ends that were missed and found by user space;
-    `throttle` says whether this tier knows the wait in blk-throttle.
+    `over` (dtype BLOCK_RECORD) are bios whose end was missed; they count as ended. `throttle` says whether this tier
+    knows the wait in blk-throttle.
     """
-    live = np.nonzero(slots["live"])[0]
-    chosen, found = slots[live], reaped[live].astype(np.uint64)
-    chosen["requests"] += found[:, 0]
-    chosen["bytes"] += found[:, 1]
+    counted = slots.copy()
+    fresh = over[over["epoch"] == slots["epoch"][over["slot"]]]
+    np.add.at(counted["requests"], fresh["slot"], 1)
+    np.add.at(counted["bytes"], fresh["slot"], fresh["bytes"])
     return {
         BlockKey(cgroup, device_name(device), OPS[op]): BlockCounters(
             requests=requests,
@@ -110,7 +136,7 @@ def decode_block_slots(slots: Records, reaped: Records, *, throttle: bool) -> di
             queue_ns,
             device_ns,
             histogram,
-        ) in _rows(chosen)
+        ) in _rows(counted[counted["live"] != 0])
     }
 
 

@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
-from bpf.decode import BLOCK_SLOT, decode_block_slots, device_name, device_number
+from bpf.decode import BLOCK_RECORD, BLOCK_SLOT, decode_block_slots, device_name, device_number, old_records
 from bpf.samples import BlockKey
+
+NONE_OVER = np.zeros(0, BLOCK_RECORD)
+
+
+def record(*, submitted=1_000, queued=1_500, parent=0, slot=1, epoch=5, size=512):
+    return (submitted, queued, 0, parent, slot, epoch, size, 1)
 
 
 def slots():
@@ -17,11 +23,12 @@ def slots():
 def test_layout_is_that_of_the_c_struct():
     """u64, four u32, nine u64, 32 u64, no padding."""
     assert BLOCK_SLOT.itemsize == 8 + 4 * 4 + 9 * 8 + 32 * 8
+    assert BLOCK_RECORD.itemsize == 4 * 8 + 2 * 4 + 2 * 8
     assert BLOCK_SLOT.fields["started"][1] == 24
 
 
 def test_live_slots_become_counters():
-    found = decode_block_slots(slots(), np.zeros((4, 2), np.int64), throttle=True)
+    found = decode_block_slots(slots(), NONE_OVER, throttle=True)
     assert list(found) == [BlockKey(77, "259:300", "write"), BlockKey(2**63 + 1, "8:0", "read")]
     counters = found[BlockKey(77, "259:300", "write")]
     assert (counters.requests, counters.bytes, counters.in_flight) == (10, 4096, 2)
@@ -30,21 +37,43 @@ def test_live_slots_become_counters():
 
 
 def test_what_the_tier_cannot_tell_is_unknown_not_zero():
-    found = decode_block_slots(slots(), np.zeros((4, 2), np.int64), throttle=False)
+    found = decode_block_slots(slots(), NONE_OVER, throttle=False)
     assert {counters.throttle_ns for counters in found.values()} == {None}
 
 
-def test_ends_found_by_user_space_count():
-    reaped = np.zeros((4, 2), np.int64)
-    reaped[1] = (2, 8192)
-    counters = decode_block_slots(slots(), reaped, throttle=True)[BlockKey(77, "259:300", "write")]
-    assert (counters.requests, counters.bytes, counters.in_flight) == (12, 4096 + 8192, 0)
+def test_ends_that_were_missed_count():
+    over = np.array([record(size=4096), record(size=8192), record(epoch=4, size=1 << 30)], BLOCK_RECORD)
+    counters = decode_block_slots(slots(), over, throttle=True)[BlockKey(77, "259:300", "write")]
+    assert (counters.requests, counters.bytes, counters.in_flight) == (12, 3 * 4096 + 4096, 0)
+    assert sum(counters.histogram) == 9, "an end without a time is in no bucket"
+
+
+def test_decoding_leaves_the_memory_as_it_is():
+    memory = slots()
+    decode_block_slots(memory, np.array([record()], BLOCK_RECORD), throttle=True)
+    assert (memory == slots()).all()
+
+
+@pytest.mark.parametrize(
+    ("entry", "chosen"),
+    [
+        (record(), True),
+        (record(submitted=2_000), False),
+        (record(submitted=0), False),
+        (record(queued=0), False),
+        (record(parent=64), False),
+    ],
+)
+def test_old_records_are_whole_bios_past_the_throttle(entry, chosen):
+    bios = np.array([0, 4096, 0], np.uint64)
+    records = np.array([record(), entry, record()], BLOCK_RECORD)
+    assert old_records(bios, records, 2_000).size == chosen
 
 
 def test_a_slot_read_while_it_changes_has_nothing_negative_in_flight():
     memory = slots()
     memory["started"] = 0
-    assert {c.in_flight for c in decode_block_slots(memory, np.zeros((4, 2), np.int64), throttle=True).values()} == {0}
+    assert {c.in_flight for c in decode_block_slots(memory, NONE_OVER, throttle=True).values()} == {0}
 
 
 @pytest.mark.parametrize("name", ["8:0", "259:1048575", "4095:7"])
