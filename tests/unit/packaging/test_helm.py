@@ -138,6 +138,12 @@ def test_the_guardian_lives_outside_the_pod():
     assert agent_configuration(render({})).enforcement.guardian_cgroup == "/prefetchd-guardian"
 
 
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7"])
+def test_the_endpoint_listens_on_the_pods_address_of_either_family(address):
+    listen = container(render({}))["args"][-1].replace("$(POD_IP)", address)
+    assert agent_config.split_address(listen) == (address, 9753)
+
+
 def test_rights_are_those_of_reading_pods_only():
     manifests = render({})
     assert one(manifests, "ClusterRole")["rules"] == [
