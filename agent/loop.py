@@ -72,6 +72,7 @@ class Loop:
         self.enforcer = enforcer
         self.settings = settings
         self.latest: TickReport | None = None
+        self.samples: Mapping[JobId, JobSample] = {}
         self._ticks = 0
         self._seconds = 0.0
         self._job_errors = 0
@@ -90,7 +91,8 @@ class Loop:
         jobs = by_id(self.node.jobs(now))
         sample = self.node.sample(int(now * 1e9))
         devices = self.node.devices(sample, jobs)
-        result = self.core.step(now, self.node.job_samples(sample, jobs), jobs.values(), devices)
+        self.samples = self.node.job_samples(sample, jobs)
+        result = self.core.step(now, self.samples, jobs.values(), devices)
         self._job_errors += result.errors
         self._violations += len(result.violations)
         probes = self.node.probes()

@@ -7,43 +7,33 @@ import contextlib
 import fcntl
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-from prometheus_client import CollectorRegistry, ProcessCollector
 
 from agent import config as configuration
 from agent import systemd
 from agent.__main__ import version
 from agent.commands import options
+from agent.commands.wiring import make_endpoint, make_enforcer, make_pods, make_probes, recover_journal
 from agent.config import Config
 from agent.core import Core
 from agent.errors import CannotEnforceError, PrefetchdError
-from agent.hint_listener import HintListener
+from agent.history import History
 from agent.logs import setup
 from agent.loop import Loop, LoopSettings, run
-from agent.metrics import ReportCollector
 from agent.node import LocalNode, configured_devices
 from agent.policies.base import make_policy
+from agent.recording import Recorder
 from agent.server import Endpoint
 from agent.settings import core_settings, policy_settings
-from agent.snapshot import snapshot
 from agent.types import TickReport
-from bpf.block import BlockProbe
 from bpf.loader import Loader
-from bpf.probes import Probe
 from cgroup.devices import Devices
-from cgroup.enforce import Enforcer
-from cgroup.errors import CgroupError
-from cgroup.files import KernelFiles
 from cgroup.guardian import Guardian
 from cgroup.hierarchy import Hierarchy, detect_hierarchy
-from cgroup.journal import Journal
 from cgroup.mounts import Mounts
-from cgroup.plan import Rules
-from cgroup.restore import recover
 
 log = logging.getLogger("prefetchd")
 
@@ -55,8 +45,8 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options; each overrides the configuration."""
+def add_arguments(parser: argparse.ArgumentParser, *, recording: bool = False) -> None:
+    """Declare the options; each overrides the configuration. `recording`: the caller asks for the file itself."""
     parser.description = "Measure the training jobs of this node and, in mode enforce, move bandwidth to those in need."
     parser.epilog = EPILOG
     options.add_config(parser)
@@ -64,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", choices=("adaptive", "paper"), help="default: adaptive")
     parser.add_argument("--listen", metavar="ADDR:PORT", help=f"default: {configuration.DEFAULT_LISTEN}")
     parser.add_argument("--duration", type=_seconds, metavar="S", help="end after S seconds")
+    if not recording:
+        parser.add_argument("--record", metavar="FILE", help="also record every pass to FILE (see `prefetchd record`)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -77,9 +69,10 @@ def main(args: argparse.Namespace) -> int:
     if root is None:
         raise CannotEnforceError(f"No jobs can be found: {hierarchy.problem}. {hierarchy.fix}")
     mode = _possible_mode(config, hierarchy)
+    config = msgspec.structs.replace(config, mode=mode)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_only_instance(Path(config.enforcement.state_directory)))
-        return _serve(stack, config, root, mode, args.duration)
+        return _serve(stack, config, root, mode, args)
 
 
 def _seconds(text: str) -> float:
@@ -129,33 +122,50 @@ def _only_instance(state: Path) -> Iterator[None]:
 
 
 def _serve(
-    stack: contextlib.ExitStack, config: Config, root: str, mode: configuration.Mode, duration: float | None
+    stack: contextlib.ExitStack, config: Config, root: str, mode: configuration.Mode, args: argparse.Namespace
 ) -> int:
-    enforcer, guardian, restored = _enforcer(stack, config, root, mode)
+    journal, restored = recover_journal(config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
-    node = LocalNode(root, config, _probes(config, root, loader), configured_devices(config.devices, Mounts(Devices())))
+    devices = configured_devices(config.devices, Mounts(Devices()))
+    node = LocalNode(root, config, make_probes(config, root, loader), devices, make_pods(stack))
     stack.callback(node.close)
+    enforcer, guardian = make_enforcer(stack, config, root, mode, journal)
     core = Core(make_policy(config.policy, policy_settings(config)), core_settings(config))
+    loop = Loop(node, core, enforcer, _loop_settings(config))
+    loop.restores += restored
+    history = History()
+    endpoint = make_endpoint(config, loop, history)
+    endpoint.start()
+    stack.callback(endpoint.close)
+    hooks = _hooks(guardian)
+    hooks.append(history.add)
+    if args.record:
+        hooks.append(_recording(stack, Path(args.record), config, loop))
+    _announce(config, node, endpoint, enforcer.mode)
+    systemd.notify("READY=1")
+    why = run(loop, duration=args.duration, after_tick=hooks)
+    systemd.notify("STOPPING=1")
+    log.info("ending: %s", why)
+    loop.release(why)
+    return 0
+
+
+def _loop_settings(config: Config) -> LoopSettings:
     enforcement = config.enforcement
-    settings = LoopSettings(
+    return LoopSettings(
         floor=enforcement.floor_ratio,
         ceiling=enforcement.ceiling_ratio,
         interval_seconds=config.loop.interval_seconds,
         stale_seconds=config.loop.stale_seconds,
         kill_switch=Path(enforcement.kill_switch_file) if enforcement.kill_switch_file else None,
     )
-    loop = Loop(node, core, enforcer, settings)
-    loop.restores += restored
-    endpoint = _endpoint(config, loop)
-    endpoint.start()
-    stack.callback(endpoint.close)
-    _announce(config, node, endpoint, enforcer.mode)
-    systemd.notify("READY=1")
-    why = run(loop, duration=duration, after_tick=_hooks(guardian))
-    systemd.notify("STOPPING=1")
-    log.info("ending: %s", why)
-    loop.release(why)
-    return 0
+
+
+def _recording(stack: contextlib.ExitStack, path: Path, config: Config, loop: Loop) -> Callable[[TickReport], object]:
+    """What records every pass; the file is closed at the end."""
+    recorder = Recorder(path, config, software=version())
+    stack.callback(recorder.close)
+    return lambda report: recorder.add(report, loop.samples)
 
 
 def _hooks(guardian: Guardian | None) -> list[Callable[[TickReport], object]]:
@@ -164,74 +174,6 @@ def _hooks(guardian: Guardian | None) -> list[Callable[[TickReport], object]]:
     if guardian is not None:
         hooks.append(lambda _: guardian.check())
     return hooks
-
-
-def _enforcer(
-    stack: contextlib.ExitStack, config: Config, root: str, mode: configuration.Mode
-) -> tuple[Enforcer, Guardian | None, int]:
-    """The enforcer and its guardian, and how many lines that a predecessor left behind were restored first."""
-    files = KernelFiles(root)
-    enforcement = config.enforcement
-    rules = Rules(small_change_ratio=enforcement.small_change_ratio, raises_per_second=enforcement.raises_per_second)
-    try:
-        journal = Journal.open(str(Path(enforcement.state_directory) / "journal"))
-        report = recover(files, journal, log.warning)
-    except CgroupError as error:
-        if mode == "enforce":
-            raise CannotEnforceError(f"The journal cannot be used: {error}") from None
-        log.warning("no journal: %s", error)
-        return Enforcer(files, None, mode, rules=rules), None, 0
-    if report.restored:
-        log.warning("restored what an agent left behind: %s", report)
-    guardian = _guardian(stack, config, root, journal.path) if mode == "enforce" else None
-    enforcer = Enforcer(
-        files, journal, mode, rules=rules, guardian=guardian, may_enable_io=enforcement.enable_io_controller
-    )
-    stack.callback(enforcer.close)
-    return enforcer, guardian, len(report.restored)
-
-
-def _guardian(stack: contextlib.ExitStack, config: Config, root: str, journal: str) -> Guardian:
-    """The process that restores when this one dies; without it nothing is enforced."""
-    guardian = Guardian(
-        journal, root, limit_seconds=config.loop.heartbeat_seconds, cgroup=config.enforcement.guardian_cgroup
-    )
-    try:
-        guardian.start()
-    except CgroupError as error:
-        raise CannotEnforceError(f"Nothing can be enforced without the guardian: {error}") from None
-    stack.callback(guardian.close)
-    log.info("guardian: pid %d, %d KiB", guardian.status.pid, guardian.status.resident_bytes // 1024)
-    return guardian
-
-
-def _probes(config: Config, root: str, loader: Loader) -> list[Probe]:
-    """Every probe that the configuration asks for; one that this kernel refuses says so in its status."""
-    probes: list[Probe] = []
-    if config.probes.block:
-        probes.append(BlockProbe(loader))
-    if config.hint.enabled:
-        probes.append(HintListener(Path(config.hint.socket), Path(root)))
-    return probes
-
-
-def _endpoint(config: Config, loop: Loop) -> Endpoint:
-    registry = CollectorRegistry()
-    ProcessCollector(namespace="prefetchd", registry=registry)
-    registry.register(ReportCollector(lambda: loop.latest, version(), config.metrics.max_jobs))
-    silent_after = config.loop.heartbeat_seconds
-
-    def health() -> dict[str, str]:
-        report = loop.latest
-        if report is None:
-            return {"readyz": "no pass of the loop yet"}
-        silent = time.monotonic() - report.time
-        return {"healthz": f"the loop is silent for {silent:.1f} s"} if silent > silent_after else {}
-
-    def state() -> dict[str, object]:
-        return snapshot(loop.latest) if loop.latest else {}
-
-    return Endpoint(config.metrics, registry, state, health)
 
 
 def _announce(config: Config, node: LocalNode, endpoint: Endpoint, mode: str) -> None:

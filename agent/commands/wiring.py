@@ -1,0 +1,131 @@
+"""Puts the agent together from its configuration: probes, enforcer and guardian, endpoint, pod labels."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from agent import kube
+from agent.__main__ import version
+from agent.config import Config, Mode
+from agent.errors import CannotEnforceError
+from agent.hint_listener import HintListener
+from agent.history import History
+from agent.jobs import PodLookup, no_pods
+from agent.loop import Loop
+from agent.metrics import ReportCollector
+from agent.server import Endpoint
+from agent.snapshot import snapshot
+from bpf.block import BlockProbe
+from bpf.loader import Loader
+from bpf.nfs import NfsProbe
+from bpf.page_cache import PageCacheProbe
+from bpf.probes import Probe
+from cgroup.enforce import Enforcer
+from cgroup.errors import CgroupError
+from cgroup.files import KernelFiles
+from cgroup.guardian import Guardian
+from cgroup.journal import Journal
+from cgroup.plan import Rules
+from cgroup.restore import recover
+
+log = logging.getLogger("prefetchd")
+
+
+def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
+    """Every probe that the configuration asks for; one that this kernel refuses says so in its status."""
+    wanted = config.probes
+    ladder: tuple[tuple[bool, Callable[[], Probe]], ...] = (
+        (wanted.block, lambda: BlockProbe(loader)),
+        (wanted.nfs, lambda: NfsProbe(loader)),
+        (wanted.page_cache, lambda: PageCacheProbe(loader)),
+        (config.hint.enabled, lambda: HintListener(Path(config.hint.socket), Path(root))),
+    )
+    return [make() for is_wanted, make in ladder if is_wanted]
+
+
+def make_pods(stack: contextlib.ExitStack) -> PodLookup:
+    """Pod names and labels, followed in the background where this is a pod itself."""
+    watch = kube.from_environment()
+    if watch is None:
+        return no_pods
+    watch.start()
+    stack.callback(watch.close)
+    watch.wait(2.0)
+    return watch
+
+
+def recover_journal(config: Config, root: str, mode: Mode) -> tuple[Journal | None, int]:
+    """The journal, after what a predecessor left behind was restored; and how many lines those were.
+
+    None where it cannot be used and is not needed; raises CannotEnforceError where it is.
+    """
+    try:
+        journal = Journal.open(str(Path(config.enforcement.state_directory) / "journal"))
+        report = recover(KernelFiles(root), journal, log.warning)
+    except CgroupError as error:
+        if mode == "enforce":
+            raise CannotEnforceError(f"The journal cannot be used: {error}") from None
+        log.warning("no journal: %s", error)
+        return None, 0
+    if report.restored:
+        log.warning("restored what an agent left behind: %s", report)
+    return journal, len(report.restored)
+
+
+def make_enforcer(
+    stack: contextlib.ExitStack, config: Config, root: str, mode: Mode, journal: Journal | None
+) -> tuple[Enforcer, Guardian | None]:
+    """The enforcer and, in mode enforce, its guardian, which counts heartbeats from now on."""
+    enforcement = config.enforcement
+    rules = Rules(small_change_ratio=enforcement.small_change_ratio, raises_per_second=enforcement.raises_per_second)
+    guardian = _guardian(stack, config, root, journal.path) if mode == "enforce" and journal else None
+    enforcer = Enforcer(
+        KernelFiles(root),
+        journal,
+        mode,
+        rules=rules,
+        guardian=guardian,
+        may_enable_io=enforcement.enable_io_controller,
+    )
+    stack.callback(enforcer.close)
+    return enforcer, guardian
+
+
+def _guardian(stack: contextlib.ExitStack, config: Config, root: str, journal: str) -> Guardian:
+    """The process that restores when this one dies; without it nothing is enforced."""
+    guardian = Guardian(
+        journal, root, limit_seconds=config.loop.heartbeat_seconds, cgroup=config.enforcement.guardian_cgroup
+    )
+    try:
+        guardian.start()
+    except CgroupError as error:
+        raise CannotEnforceError(f"Nothing can be enforced without the guardian: {error}") from None
+    stack.callback(guardian.close)
+    log.info("guardian: pid %d, %d KiB", guardian.status.pid, guardian.status.resident_bytes // 1024)
+    return guardian
+
+
+def make_endpoint(config: Config, loop: Loop, history: History) -> Endpoint:
+    """The HTTP endpoint over the loop's last report; not started."""
+    registry = CollectorRegistry()
+    ProcessCollector(namespace="prefetchd", registry=registry)
+    registry.register(ReportCollector(lambda: loop.latest, version(), config.metrics.max_jobs))
+    silent_after = config.loop.heartbeat_seconds
+
+    def health() -> dict[str, str]:
+        report = loop.latest
+        if report is None:
+            return {"readyz": "no pass of the loop yet"}
+        silent = time.monotonic() - report.time
+        return {"healthz": f"the loop is silent for {silent:.1f} s"} if silent > silent_after else {}
+
+    def state() -> dict[str, object]:
+        return snapshot(loop.latest, history) if loop.latest else {}
+
+    return Endpoint(config.metrics, registry, state, health)
