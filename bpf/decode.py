@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bpf.samples import HISTOGRAM_BUCKETS, BlockCounters, BlockKey, NfsCounters, Op
+from bpf.samples import HISTOGRAM_BUCKETS, BlockCounters, BlockKey, NfsCounters, ObjectCounters, Op
 
 OPS: tuple[Op, Op] = ("read", "write")
 _MINOR_BITS = 20
@@ -69,6 +69,20 @@ NFS_COUNTERS = np.dtype(
     ]
 )
 """`struct nfs_counters_t` of nfs.c."""
+
+OBJECT_COUNTERS = np.dtype(
+    [
+        ("requests", "u8"),
+        ("bytes", "u8"),
+        ("first_byte_ns", "u8"),
+        ("last_byte_ns", "u8"),
+        ("last_byte_us_squared", "u8"),
+        ("opened", "u8"),
+        ("closed", "u8"),
+        ("histogram", "u8", (HISTOGRAM_BUCKETS,)),
+    ]
+)
+"""`struct object_counters_t` of object_store.c."""
 
 Records = npt.NDArray[Any]
 
@@ -142,9 +156,21 @@ def decode_block_slots(slots: Records, over: Records, *, throttle: bool) -> dict
 
 def decode_nfs(value: bytes) -> NfsCounters:
     """Counters of one map value (dtype NFS_COUNTERS)."""
-    (row,) = _rows(np.frombuffer(value, NFS_COUNTERS))
-    fields: dict[str, Any] = dict(zip(NFS_COUNTERS.names or (), row, strict=True))
-    return NfsCounters(**fields | {"histogram": tuple(fields["histogram"])})
+    return NfsCounters(**_fields(value, NFS_COUNTERS))
+
+
+def decode_object(value: bytes) -> ObjectCounters:
+    """Counters of one map value (dtype OBJECT_COUNTERS)."""
+    fields = _fields(value, OBJECT_COUNTERS)
+    opened, closed = fields.pop("opened"), fields.pop("closed")
+    return ObjectCounters(**fields, open_connections=max(0, opened - closed))
+
+
+def _fields(value: bytes, dtype: np.dtype[Any]) -> dict[str, Any]:
+    """One record by field name; the histogram as a tuple."""
+    (row,) = _rows(np.frombuffer(value, dtype))
+    fields = dict(zip(dtype.names or (), row, strict=True))
+    return fields | {"histogram": tuple(fields["histogram"])}
 
 
 def _rows(records: Records) -> list[tuple[Any, ...]]:
