@@ -95,10 +95,13 @@ class Core:
         signals, errors = self._signals(samples, present)
         used = {job: _used_shares(one, devices) for job, one in signals.items()}
         totals = _totals(used, devices)
+        caps = _by_job(self._decision)
         reports: dict[JobId, JobReport] = {}
         for job in present.values():
             try:
-                reports[job.id] = self._report(job, signals.get(job.id), used.get(job.id, {}), totals, devices)
+                reports[job.id] = self._report(
+                    job, signals.get(job.id), used.get(job.id, {}), totals, caps.get(job.id, {}), devices
+                )
             except (ValueError, ArithmeticError):
                 log.exception("job %s cannot be evaluated in this pass", job.name)
                 reports[job.id] = JobReport(job, None, None, None, {}, self._memory[job.id].starvation)
@@ -139,12 +142,13 @@ class Core:
         signals: Signals | None,
         used: Mapping[str, float],
         totals: Mapping[str, float],
+        shares: Mapping[str, float],
         devices: Mapping[str, DeviceView],
     ) -> JobReport:
+        """`shares` are the job's caps in force by device; `used` and `totals` what it and everybody achieve there."""
         memory = self._memory[job.id]
         if signals is None or not job.training:
             return JobReport(job, signals, None, None, {}, memory.starvation)
-        shares = {device: quota.share for (owner, device), quota in self._decision.quotas.items() if owner == job.id}
         entitled = {
             device: share * capacity.rbps
             for device, share in shares.items()
@@ -199,6 +203,14 @@ def violations(decision: Decision) -> tuple[str, ...]:
             if not total <= limit + ROUNDING:
                 broken.append(f"{name} on {device} sum to {total}, more than {limit}")
     return tuple(broken)
+
+
+def _by_job(decision: Decision) -> dict[JobId, dict[str, float]]:
+    """The caps in force as shares, by job and device."""
+    caps: dict[JobId, dict[str, float]] = {}
+    for (job, device), quota in decision.quotas.items():
+        caps.setdefault(job, {})[device] = quota.share
+    return caps
 
 
 def _used_shares(signals: Signals, devices: Mapping[str, DeviceView]) -> dict[str, float]:
