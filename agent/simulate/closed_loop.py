@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from time import perf_counter
+from time import process_time
 
 from agent.config import Config
 from agent.core import Core
@@ -50,9 +50,9 @@ class Agent:
     def step(self, node: SimulatedNode, now: float) -> None:
         """One pass of the loop."""
         samples, jobs = node.samples(), node.jobs()
-        began = perf_counter()
+        began = process_time()
         result = self.core.step(now, samples, jobs, node.views)
-        self.busy_seconds += perf_counter() - began
+        self.busy_seconds += process_time() - began
         self.steps += 1
         self.decision = result.decision
         self.loans.note(result.decision, {job: report.signals for job, report in result.reports.items()})

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from agent.simulate.machine import NODE
-from agent.simulate.run import RunOutcome, simulate, starvation_events, starves
+from agent.simulate.run import RunOutcome, simulate, starvation_events, starved_phases, starves
 from agent.simulate.testbed import Testbed, Window, load_testbed, scenario_jobs, windows
 from agent.simulate.trainer import Iteration
 from agent.types import Medium
@@ -48,7 +48,7 @@ class WindowFigures:
     samples: float = 0.0
     seconds: float = 0.0
     events: int = 0
-    merged_events: int = 0
+    episodes: int = 0
     starving_jobs: int = 0
     jobs: int = 0
     mode_iterations: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MODES, 0))
@@ -70,8 +70,10 @@ def window_figures(testbed: Testbed, window: Window, outcome: RunOutcome) -> Win
         figures.iterations += len(counted)
         figures.wait_seconds += sum(one.wait for one in counted)
         figures.samples += samples * sum(one.taken for one in counted)
-        figures.events += starvation_events(job.iterations, None, testbed.settle_seconds)
-        figures.merged_events += starvation_events(job.iterations, testbed.event_gap_seconds, testbed.settle_seconds)
+        figures.episodes += starvation_events(job.iterations, testbed.settle_seconds)
+        figures.events += starved_phases(
+            job.iterations, testbed.event_smoothing_seconds, testbed.event_wait_share, testbed.settle_seconds
+        )
         figures.jobs += 1
         figures.starving_jobs += sum(map(starves, counted)) >= 0.3 * len(counted)
         _add_modes(figures, counted, group.cold_batches, group.mode)
@@ -110,8 +112,8 @@ class PolicyFigures:
 
     @property
     def events_per_hour(self) -> Estimate:
-        """Merged events per job and hour."""
-        return self.over(lambda one: 3600.0 * one.merged_events / (one.jobs * one.seconds))
+        """Events per job and hour."""
+        return self.over(lambda one: 3600.0 * one.events / (one.jobs * one.seconds))
 
     @property
     def samples_per_second(self) -> Estimate:

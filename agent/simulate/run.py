@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, exp
 
 from agent.simulate.closed_loop import Agent
 from agent.simulate.control import POLICIES, Controller
@@ -130,24 +130,33 @@ def starves(iteration: Iteration) -> bool:
     return iteration.depth == 0 and iteration.wait >= STARVATION_SECONDS
 
 
-def starvation_events(iterations: Iterable[Iteration], gap_seconds: float | None = None, since: float = 0.0) -> int:
-    """Episodes that begin at `since` (s) or later: starving iterations in a row of one life.
-
-    With `gap_seconds`, all of a job's that are less than that apart are one.
-    """
+def starvation_events(iterations: Iterable[Iteration], since: float = 0.0) -> int:
+    """Episodes that begin at `since` (s) or later: starving iterations in a row of one life are one."""
     events = 0
     previous: Iteration | None = None
-    last_end = float("-inf")
     for one in iterations:
         if starves(one):
-            if gap_seconds is None:
-                joined = previous is not None and starves(previous) and previous.life == one.life
-            else:
-                joined = one.time - last_end < gap_seconds
+            joined = previous is not None and starves(previous) and previous.life == one.life
             events += not joined and one.time >= since
-            last_end = one.time + one.wait
         previous = one
     return events
+
+
+def starved_phases(iterations: Iterable[Iteration], smoothing_seconds: float, enter: float, since: float) -> int:
+    """How often the share of time that a loop waits rises above `enter`, at `since` (s) or later.
+
+    The share is smoothed exponentially over `smoothing_seconds`; a phase is over when it has fallen to half of `enter`.
+    """
+    share, end, phases = 0.0, 0.0, 0
+    inside = False
+    for one in iterations:
+        share *= exp(-max(0.0, one.time - end) / smoothing_seconds)
+        inside = inside and share > enter / 2
+        share = 1.0 - (1.0 - share) * exp(-one.wait / smoothing_seconds)
+        end = one.time + one.wait
+        phases += share > enter and not inside and end >= since
+        inside = inside or share > enter
+    return phases
 
 
 def percentile(values: Sequence[float], ratio: float) -> float:

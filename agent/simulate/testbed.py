@@ -98,14 +98,19 @@ class Figures(_Section, frozen=True, kw_only=True):
 
 
 class Testbed(_Section, frozen=True, kw_only=True):
-    """The whole. `start_minutes` is the mean time between two starts of a job; `event_gap_seconds` see `table`."""
+    """The whole. `start_minutes` is the mean time between two starts of a job.
+
+    An event begins when the share of time that a job waits, smoothed over `event_smoothing_seconds`, rises above
+    `event_wait_share` (see `starved_phases`).
+    """
 
     name: str
     days: float
     windows: int
     window_seconds: float
     settle_seconds: float
-    event_gap_seconds: float
+    event_smoothing_seconds: float
+    event_wait_share: float
     start_minutes: float
     tuning_seeds: tuple[int, ...]
     baseline: Figures

@@ -1,7 +1,7 @@
 import pytest
 
 from agent.simulate.node import FIRST_CGROUP, SimulatedNode
-from agent.simulate.run import simulate, starvation_events, summarise
+from agent.simulate.run import simulate, starvation_events, starved_phases, summarise
 from agent.simulate.scenario import Burst, ByteSize
 from agent.simulate.trainer import Iteration, Warmth
 from tests.unit.agent.simulate.builders import KIB, MIB, PLAIN, job, scan, scenario, ssd
@@ -165,15 +165,30 @@ def test_counters_only_grow():
         before = blocks
 
 
+def rows(*triples, life=0):
+    return [Iteration(time, wait, depth, 1, life, taken=True) for time, wait, depth in triples]
+
+
 @pytest.mark.parametrize(
-    ("rows", "gap", "events"),
+    ("iterations", "events"),
     [
-        ([(0, 0.5, 0), (1, 0.5, 0), (2, 0.0, 1), (3, 0.5, 0)], None, 2),
-        ([(0, 0.009, 0), (1, 0.5, 1)], None, 0),
-        ([(0, 0.5, 0), (1, 0.5, 0), (2, 0.0, 1), (3, 0.5, 0)], 5.0, 1),
-        ([(0, 0.5, 0), (9, 0.5, 0)], 5.0, 2),
+        (rows((0, 0.5, 0), (1, 0.5, 0), (2, 0.0, 1), (3, 0.5, 0)), 2),
+        (rows((0, 0.009, 0), (1, 0.5, 1)), 0),
+        (rows((0, 0.5, 0)) + rows((1, 0.5, 0), life=1), 2),
     ],
 )
-def test_events_are_episodes(rows, gap, events):
-    iterations = [Iteration(time, wait, depth, 1, 0, taken=True) for time, wait, depth in rows]
-    assert starvation_events(iterations, gap) == events
+def test_starvation_events_are_episodes_of_one_life(iterations, events):
+    assert starvation_events(iterations) == events
+    assert starvation_events(iterations, since=10.0) == 0
+
+
+def test_a_phase_is_a_time_in_which_the_loop_mostly_waits():
+    fed = [(second, 0.0, 1) for second in range(30)]
+    starved = [(30 + second, 0.8, 0) for second in range(30)]
+    fed_again = [(60 + second, 0.0, 1) for second in range(60)]
+    starved_again = [(120 + second, 0.8, 0) for second in range(30)]
+    one_stall = [(150 + second, 1.0 if second == 40 else 0.0, 0) for second in range(60)]
+    day = rows(*fed, *starved, *fed_again, *starved_again, *one_stall)
+    assert starved_phases(day, 10.0, 0.2, since=0.0) == 2
+    assert starved_phases(day, 10.0, 0.2, since=100.0) == 1
+    assert starved_phases(rows(*fed), 10.0, 0.2, since=0.0) == 0
