@@ -61,18 +61,17 @@ static __always_inline int start(u64 bio, int queued, int top)
 static __always_inline void account(struct record_t *record, u64 now)
 {
     struct slot_t *s = slots.lookup(&record->slot);
-    if (!s || s->epoch != record->epoch)
+    if (!s || s->epoch_of_ends != record->epoch)
         return;
-    u64 latency = now - record->submitted, us = latency / NSEC_PER_USEC;
-    u64 bucket = log2_bucket(us);
+    u64 latency = now - record->submitted, us = latency / NSEC_PER_USEC, bucket = log2_bucket(us);
     u64 queued = record->queued ? record->queued : record->submitted;
     u64 issued = record->issued ? record->issued : queued;
-    count(s, record->bytes);
+    __sync_fetch_and_add(&s->bytes, record->bytes);
     __sync_fetch_and_add(&s->latency_ns, latency);
     __sync_fetch_and_add(&s->latency_us_squared, us * us);
-    __sync_fetch_and_add(&s->throttle_ns, queued - record->submitted);
     __sync_fetch_and_add(&s->queue_ns, issued - queued);
-    __sync_fetch_and_add(&s->device_ns, now - issued);
+    if (queued != record->submitted)
+        __sync_fetch_and_add(&s->throttle_ns, queued - record->submitted);
     __sync_fetch_and_add(&s->histogram[bucket], 1);
 }
 

@@ -206,6 +206,13 @@ class BlockProbe:
                 return
         raise ProbeError(f"no tier of {', '.join(tiers)} works here")
 
+    @property
+    def program(self) -> Program:
+        """The loaded program; ProbeError where there is none."""
+        if self._program is None:
+            raise ProbeError("; ".join(self._refusals) or "the block probe is closed")
+        return self._program
+
     def status(self) -> ProbeStatus:
         """Attached where blk-throttle's wait is seen, degraded where only tracepoints are."""
         why = "; ".join(self._refusals)
@@ -270,7 +277,7 @@ class BlockProbe:
             del keys[key]
         epoch = (int(entry["epoch"]) + 1) & 0xFFFFFFFF
         self._slots[slot] = np.zeros((), BLOCK_SLOT)
-        self._slots["epoch"][slot] = epoch
+        self._slots["epoch"][slot] = self._slots["epoch_of_ends"][slot] = epoch
         free = self._program.map("free_slots")
         free.push(free.Leaf(slot))
 

@@ -20,6 +20,7 @@ struct record_t {
     u32 epoch;
     u64 bytes;
     s64 parts;  // pieces still to end, the bio itself included
+    u64 unused;
 };
 
 struct bucket_t {
@@ -70,19 +71,13 @@ static __always_inline int release(struct flight_t *f, u64 bio)
     return f->bucket && place < PLACES && __sync_val_compare_and_swap(&f->bucket->bio[place], bio, 0) == bio;
 }
 
-static __always_inline void count(struct slot_t *s, u32 bytes)
-{
-    __sync_fetch_and_add(&s->bytes, bytes);
-    __sync_fetch_and_add(&s->requests, 1);
-}
-
 // The bio of this record has ended without being seen.
 static __always_inline void count_missed(struct record_t *record)
 {
     struct slot_t *s = record->parent ? 0 : slots.lookup(&record->slot);
     if (!s || s->epoch != record->epoch)
         return;
-    count(s, record->bytes);
+    __sync_fetch_and_add(&s->missed_bytes, record->bytes);
     __sync_fetch_and_add(&s->missed, 1);
 }
 

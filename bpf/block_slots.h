@@ -10,23 +10,28 @@
 #define PF_KTHREAD 0x00200000  // include/linux/sched.h; user space sees it in /proc/PID/stat
 #define ROOT_CGROUP 1          // where kernel threads are
 
-// One (cgroup, device, op). Mirrored by BLOCK_SLOT in decode.py.
+// One (cgroup, device, op), laid out in cache lines of 64 bytes: bios often end on another CPU than they start on, so what
+// a start writes and what an end writes are apart. Mirrored by BLOCK_SLOT in decode.py.
 struct slot_t {
     u64 cgroup;
     u32 device;
     u32 op;
     u32 live;
-    u32 epoch;  // changes when user space recycles the slot: late completions of the former owner are dropped
+    u32 epoch;  // changes when user space recycles the slot: late ends of the former owner are dropped
     u64 started;
-    u64 requests;  // ended, `missed` ones included
-    u64 missed;
+    u64 missed;  // ended without being seen
+    u64 missed_bytes;
+    u64 unused_start[2];
+
     u64 bytes;
     u64 latency_ns;
     u64 latency_us_squared;
     u64 throttle_ns;
-    u64 queue_ns;
-    u64 device_ns;
-    u64 histogram[HISTOGRAM_BUCKETS];
+    u64 queue_ns;  // what is left of the latency is the device's
+    u32 epoch_of_ends;
+    u32 unused_end[5];
+
+    u64 histogram[HISTOGRAM_BUCKETS];  // their sum is the number of ends that were seen
 };
 
 // One element, shared with user space. Mirrored by BLOCK_CONTROL in decode.py.
@@ -43,11 +48,10 @@ struct slot_key_t {
     u32 op;
 };
 
-// Whose IO, on which block device (its address), which way.
+// Whose IO, on which block device (its address), and in the address's lowest bit which way.
 struct asked_t {
     u64 cgroup;
-    u64 bdev;
-    u64 op;
+    u64 bdev_and_op;
 };
 
 struct resolved_t {
@@ -161,7 +165,7 @@ static __always_inline u32 slot_for(struct control_t *c, struct slot_key_t *key)
 // takes over the address of a removed one is soon told apart.
 static __always_inline u32 slot_of_cgroup(struct control_t *c, u64 id, u64 cgroup, u64 bdev, u32 op)
 {
-    struct asked_t asked = {.cgroup = id, .bdev = bdev, .op = op};
+    struct asked_t asked = {.cgroup = id, .bdev_and_op = bdev | op};
     struct resolved_t *known = resolved.lookup(&asked);
     if (known && known->generation == c->generation)
         return known->slot;

@@ -20,14 +20,16 @@ BLOCK_SLOT = np.dtype(
         ("live", "u4"),
         ("epoch", "u4"),
         ("started", "u8"),
-        ("requests", "u8"),
         ("missed", "u8"),
+        ("missed_bytes", "u8"),
+        ("unused_start", "u8", (2,)),
         ("bytes", "u8"),
         ("latency_ns", "u8"),
         ("latency_us_squared", "u8"),
         ("throttle_ns", "u8"),
         ("queue_ns", "u8"),
-        ("device_ns", "u8"),
+        ("epoch_of_ends", "u4"),
+        ("unused_end", "u4", (5,)),
         ("histogram", "u8", (HISTOGRAM_BUCKETS,)),
     ]
 )
@@ -53,6 +55,7 @@ BLOCK_RECORD = np.dtype(
         ("epoch", "u4"),
         ("bytes", "u8"),
         ("parts", "i8"),
+        ("unused", "u8"),
     ]
 )
 """`struct record_t` of block_flight.h."""
@@ -118,39 +121,36 @@ def decode_block_slots(slots: Records, over: Records, *, throttle: bool) -> dict
     `over` (dtype BLOCK_RECORD) are bios whose end was missed; they count as ended. `throttle` says whether this tier
     knows the wait in blk-throttle.
     """
-    counted = slots.copy()
+    missed, missed_bytes = slots["missed"].copy(), slots["missed_bytes"].copy()
     fresh = over[over["epoch"] == slots["epoch"][over["slot"]]]
-    np.add.at(counted["requests"], fresh["slot"], 1)
-    np.add.at(counted["bytes"], fresh["slot"], fresh["bytes"])
+    np.add.at(missed, fresh["slot"], 1)
+    np.add.at(missed_bytes, fresh["slot"], fresh["bytes"])
+    live = np.nonzero(slots["live"])[0]
+    chosen = slots[live]
+    requests = chosen["histogram"].sum(axis=1) + missed[live]
+    columns = (
+        *(chosen[name] for name in ("cgroup", "device", "op")),
+        requests,
+        chosen["bytes"] + missed_bytes[live],
+        *(chosen[name] for name in ("latency_ns", "latency_us_squared")),
+        np.where(chosen["started"] > requests, chosen["started"] - requests, 0),
+        *(chosen[name] for name in ("histogram", "throttle_ns", "queue_ns")),
+    )
     return {
         BlockKey(cgroup, device_name(device), OPS[op]): BlockCounters(
-            requests=requests,
+            requests=count,
             bytes=size,
             latency_ns=latency,
             latency_us_squared=squares,
-            in_flight=max(0, started - requests),
+            in_flight=in_flight,
             histogram=tuple(histogram),
-            throttle_ns=throttle_ns if throttle else None,
-            queue_ns=queue_ns,
-            device_ns=device_ns,
+            throttle_ns=waited if throttle else None,
+            queue_ns=queued,
+            device_ns=max(0, latency - waited - queued),
         )
-        for (
-            cgroup,
-            device,
-            op,
-            _live,
-            _epoch,
-            started,
-            requests,
-            _missed,
-            size,
-            latency,
-            squares,
-            throttle_ns,
-            queue_ns,
-            device_ns,
-            histogram,
-        ) in _rows(counted[counted["live"] != 0])
+        for cgroup, device, op, count, size, latency, squares, in_flight, histogram, waited, queued in zip(
+            *(column.tolist() for column in columns), strict=True
+        )
     }
 
 

@@ -257,6 +257,15 @@ class Program:
         for target in self.attached:
             self.detach(target)
 
+    def run_statistics(self) -> dict[str, tuple[int, int]]:
+        """By loaded function: runs and ns, as far as kernel.bpf_stats_enabled was on (proc_pid_fdinfo(5))."""
+        found = {}
+        for name, function in self._bpf.funcs.items():
+            lines = Path(f"/proc/self/fdinfo/{function.fd}").read_text().splitlines()
+            fields = dict(line.split(":", 1) for line in lines)
+            found[name.decode()] = int(fields["run_cnt"]), int(fields["run_time_ns"])
+        return found
+
     def map(self, name: str) -> Any:
         """BCC's table object of a map."""
         return self._bpf[name.encode()]

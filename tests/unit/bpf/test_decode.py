@@ -10,20 +10,20 @@ NONE_OVER = np.zeros(0, BLOCK_RECORD)
 
 
 def record(*, submitted=1_000, queued=1_500, parent=0, slot=1, epoch=5, size=512):
-    return (submitted, queued, 0, parent, slot, epoch, size, 1)
+    return (submitted, queued, 0, parent, slot, epoch, size, 1, 0)
 
 
 def slots():
     memory = np.zeros(4, BLOCK_SLOT)
-    memory[1] = (77, 259 << 20 | 300, 1, 1, 5, 12, 10, 1, 4096, 9_000, 81, 1_000, 3_000, 5_000, [0, 9] + [0] * 30)
-    memory[3] = (2**63 + 1, 8 << 20, 0, 1, 0, 1, 1, 0, 2**40, 7, 0, 0, 0, 7, [1] + [0] * 31)
+    memory[1] = (77, 259 << 20 | 300, 1, 1, 5, 12, 1, 512, 0, 3584, 9_000, 81, 1_000, 3_000, 5, 0, [0, 9] + [0] * 30)
+    memory[3] = (2**63 + 1, 8 << 20, 0, 1, 0, 1, 0, 0, 0, 2**40, 7, 0, 0, 0, 0, 0, [1] + [0] * 31)
     return memory
 
 
 def test_layout_is_that_of_the_c_struct():
-    """u64, four u32, nine u64, 32 u64, no padding."""
-    assert BLOCK_SLOT.itemsize == 8 + 4 * 4 + 9 * 8 + 32 * 8
-    assert BLOCK_RECORD.itemsize == 4 * 8 + 2 * 4 + 2 * 8
+    """Six cache lines and one; what ends write begins with the second line."""
+    assert (BLOCK_SLOT.itemsize, BLOCK_RECORD.itemsize) == (6 * 64, 64)
+    assert (BLOCK_SLOT.fields["bytes"][1], BLOCK_SLOT.fields["histogram"][1]) == (64, 128)
     assert BLOCK_SLOT.fields["started"][1] == 24
 
 

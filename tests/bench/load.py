@@ -1,0 +1,85 @@
+"""The load of the benchmark and the scratch cgroups that it runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 1 << 20
+_FILE_BYTES = 256 * MIB
+_SERIAL = itertools.count()
+
+
+class CannotMeasureError(RuntimeError):
+    """This machine lacks what the benchmark needs; one sentence."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Random direct reads of 4 KiB by fio, with many in flight, from a file or a device, inside a cgroup."""
+
+    cgroup: Path
+    target: Path
+    seconds: float
+    depth: int = 32
+    jobs: int = 2
+
+    def run(self) -> tuple[int, float]:
+        """Reads done, and reads per second."""
+        command = [
+            *("fio", "--name=load", f"--filename={self.target}", "--direct=1", "--rw=randread", "--bs=4k"),
+            *("--ioengine=libaio", f"--iodepth={self.depth}", f"--numjobs={self.jobs}", "--group_reporting"),
+            *("--time_based", f"--runtime={self.seconds}", "--output-format=json"),
+        ]
+        try:
+            done = subprocess.run(
+                ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self.cgroup), *command],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        except FileNotFoundError as error:
+            raise CannotMeasureError("fio is not installed: run `make setup-test`") from error
+        except subprocess.CalledProcessError as error:
+            raise CannotMeasureError(f"fio failed: {error.stderr.strip() or error.stdout.strip()}") from error
+        report = json.loads(done.stdout)["jobs"][0]["read"]
+        return int(report["total_ios"]), float(report["iops"])
+
+
+@contextlib.contextmanager
+def scratch_file(folder: Path | None) -> Iterator[Path]:
+    """A file of real data on a disk, removed after."""
+    with tempfile.TemporaryDirectory(prefix="prefetchd-bench-", dir=folder) as place:
+        path = Path(place) / "data"
+        with path.open("wb") as file:
+            for _ in range(_FILE_BYTES // MIB):
+                file.write(os.urandom(MIB))
+            file.flush()
+            os.fsync(file.fileno())
+        yield path
+
+
+@contextlib.contextmanager
+def scratch_cgroups(count: int) -> Iterator[list[Path]]:
+    """Cgroups below the root of cgroup v2, removed after."""
+    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    root = next((Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"), None)
+    if root is None or os.geteuid():
+        raise CannotMeasureError("it needs root and a mounted cgroup v2 hierarchy")
+    number = next(_SERIAL)
+    folders = [root / f"prefetchd-bench-{os.getpid()}-{number}-{at}" for at in range(count)]
+    try:
+        for folder in folders:
+            folder.mkdir()
+        yield folders
+    finally:
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()

@@ -1,0 +1,220 @@
+"""What the probes cost: nanoseconds per IO, IOPS lost, user CPU, memory, start-up."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bpf.block import BlockProbe
+from bpf.loader import Loader, Program
+from tests.bench.load import CannotMeasureError, Load, scratch_cgroups, scratch_file
+
+__all__ = ["CannotMeasureError", "add_arguments", "run", "set_defaults"]
+
+REFERENCE = Path(__file__).with_name("reference.c")
+STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
+READS_PER_SECOND = 2
+_DEFAULTS = {"pairs": 8, "seconds": 3.0, "target": None, "jobs": [1, 32, 1000]}
+_STARTUP = """
+import json, time
+began = time.perf_counter()
+from bpf.loader import Loader
+from bpf.block import BlockProbe
+with Loader(cache=None) as loader:
+    probe = BlockProbe(loader)
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    print(json.dumps({"seconds": time.perf_counter() - began, "tier": probe.status().tier,
+                      "rss_bytes": int(status["VmRSS"].split()[0]) * 1024,
+                      "anonymous_bytes": int(status["RssAnon"].split()[0]) * 1024}))
+"""
+
+Report = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pairs", type=int, help="paired runs without and with the probe (default 8)")
+    parser.add_argument("--seconds", type=float, help="length of one run (default 3)")
+    parser.add_argument("--target", type=Path, help="device or file to read (default: a scratch file in /tmp)")
+    parser.add_argument("--jobs", type=int, nargs="+", help="numbers of jobs to read (default 1 32 1000)")
+    set_defaults(parser)
+
+
+def set_defaults(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(**_DEFAULTS)
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    """Measure everything and print it."""
+    with contextlib.ExitStack() as stack:
+        target = arguments.target or stack.enter_context(scratch_file(None))
+        (cgroup,) = stack.enter_context(scratch_cgroups(1))
+        loader = stack.enter_context(Loader())
+        load = Load(cgroup, target, arguments.seconds)
+        report: Report = {"kernel": os.uname().release, "target": str(arguments.target or "scratch file")}
+        for name, measure in (
+            ("per_io", lambda: per_io(loader, load)),
+            ("iops", lambda: iops_lost(loader, load, arguments.pairs)),
+            ("jobs", lambda: [cpu_of_jobs(loader, target, count) for count in arguments.jobs]),
+            ("startup", startup),
+        ):
+            print(f"measures {name}…", file=sys.stderr, flush=True)
+            report[name] = measure()
+    show(report)
+    return report
+
+
+@contextlib.contextmanager
+def kernel_statistics() -> Iterator[None]:
+    """Let the kernel time every BPF program while the body runs."""
+    before = STATS.read_text()
+    STATS.write_text("1")
+    try:
+        yield
+    finally:
+        STATS.write_text(before)
+
+
+def timed_runs(program: Program, load: Load) -> tuple[int, dict[str, tuple[int, int]]]:
+    """IOs done and, by function, how often it ran and for how long (ns)."""
+    before = program.run_statistics()
+    with kernel_statistics():
+        ios, _ = load.run()
+    after = program.run_statistics()
+    return ios, {name: (after[name][0] - before[name][0], after[name][1] - before[name][1]) for name in after}
+
+
+def per_io(loader: Loader, load: Load) -> Report:
+    """Nanoseconds per IO: the block probe on a managed and an unmanaged job, and the reference histogram.
+
+    The kernel's clock reads cost time themselves: a program that does nothing tells how much, and that is taken off.
+    """
+    empty = loader.load(REFERENCE)
+    empty.attach_raw_tracepoint("block_rq_issue", "nothing")
+    _, runs = timed_runs(empty, load)
+    clock_ns = runs["nothing"][1] / max(1, runs["nothing"][0])
+    empty.close()
+    found: Report = {"clock_ns_per_run": clock_ns}
+    probe = BlockProbe(loader)
+    for name, managed in (("managed", [load.cgroup.stat().st_ino]), ("unmanaged", [])):
+        probe.manage(managed or [1 << 40])
+        found[name] = cost_per_io(*timed_runs(probe.program, load), clock_ns)
+    found["tier"], found["losses"] = probe.status().tier, probe.losses()
+    probe.close()
+    reference = loader.load(REFERENCE)
+    reference.attach_tracepoint("block:block_rq_issue", "reference_issue")
+    reference.attach_tracepoint("block:block_rq_complete", "reference_complete")
+    found["reference"] = cost_per_io(*timed_runs(reference, load), clock_ns)
+    reference.close()
+    return found
+
+
+def cost_per_io(ios: int, runs: dict[str, tuple[int, int]], clock_ns: float) -> Report:
+    """Nanoseconds per IO by function and in all, as measured and without the clock's own cost."""
+    parts = {name: ns / ios for name, (count, ns) in runs.items() if count}
+    clock = sum(count for count, _ in runs.values()) * clock_ns / ios
+    return {"parts": parts, "measured_ns": sum(parts.values()), "net_ns": sum(parts.values()) - clock}
+
+
+def iops_lost(loader: Loader, load: Load, pairs: int) -> Report:
+    """Share of IOPS lost in paired runs, with the 95 % confidence interval of the mean."""
+    probe = BlockProbe(loader)
+    probe.close()
+    losses, rates = [], []
+    for at in range(pairs):
+        without, with_probe = _pair(loader, load, probe_first=at % 2 == 1)
+        losses.append(1 - with_probe / without)
+        rates.append(without)
+    half = 1.96 * statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else float("nan")
+    mean = statistics.fmean(losses)
+    return {"iops": statistics.median(rates), "lost": mean, "low": mean - half, "high": mean + half, "pairs": pairs}
+
+
+def _pair(loader: Loader, load: Load, *, probe_first: bool) -> tuple[float, float]:
+    """IOPS without and with the probe, in either order, so that a drift of the machine favours neither."""
+
+    def with_probe() -> float:
+        probe = BlockProbe(loader)
+        probe.manage([load.cgroup.stat().st_ino])
+        rate = load.run()[1]
+        probe.close()
+        return rate
+
+    if probe_first:
+        seen = with_probe()
+        return load.run()[1], seen
+    without = load.run()[1]
+    return without, with_probe()
+
+
+def cpu_of_jobs(loader: Loader, target: Path, count: int) -> Report:
+    """CPU that reading the probe takes for so many jobs, as a share of a core at 2 reads a second."""
+    with scratch_cgroups(count) as folders:
+        probe = BlockProbe(loader)
+        probe.manage([folder.stat().st_ino for folder in folders])
+        _touch_from(folders, target)
+        repeats = max(20, 2000 // count)
+        seconds = _cpu_seconds(lambda: probe.read(time.monotonic_ns()), repeats)
+        jobs = len({key.cgroup_id for key in probe.read(time.monotonic_ns()).blocks} - {0})
+        probe.close()
+    return {"jobs": jobs, "seconds_per_read": seconds, "cores": seconds * READS_PER_SECOND}
+
+
+def _touch_from(folders: list[Path], target: Path) -> None:
+    """One direct read from inside each cgroup, by a process that moves through them."""
+    script = (
+        "import mmap, os, sys\n"
+        "file, page = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, 4096)\n"
+        "for folder in sys.stdin.read().split():\n"
+        "    open(folder + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
+        "    os.preadv(file, [page], 0)\n"
+    )
+    names = "\n".join(map(str, folders))
+    subprocess.run([sys.executable, "-c", script, str(target)], input=names, text=True, check=True)
+
+
+def _cpu_seconds(call: Callable[[], object], repeats: int) -> float:
+    began = time.process_time()
+    for _ in range(repeats):
+        call()
+    return (time.process_time() - began) / repeats
+
+
+def startup() -> Report:
+    """Time from nothing to an attached probe, and the memory of a process with just that, in a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", _STARTUP], capture_output=True, text=True, check=True)
+    found: Report = json.loads(done.stdout)
+    return found
+
+
+def show(report: Report) -> None:
+    """Print the figures as tables."""
+    per, iops, start = report["per_io"], report["iops"], report["startup"]
+    print(
+        f"kernel {report['kernel']}, tier {per['tier']}, {report['target']}, {iops['iops']:,.0f} IOPS without the probe"
+    )
+    print(f"\n{'ns per IO':32}{'measured':>10}{'net':>10}    (clock: {per['clock_ns_per_run']:.0f} ns a run)")
+    for title, name in (
+        ("block probe, managed job", "managed"),
+        ("block probe, unmanaged job", "unmanaged"),
+        ("latency histogram, no owner", "reference"),
+    ):
+        cost = per[name]
+        parts = ", ".join(f"{part} {ns:.0f}" for part, ns in sorted(cost["parts"].items()))
+        print(f"{title:32}{cost['measured_ns']:10.0f}{cost['net_ns']:10.0f}    {parts}")
+    print(f"\nIOPS lost, {iops['pairs']} pairs: {iops['lost']:.1%} (95 %: {iops['low']:.1%} to {iops['high']:.1%})")
+    print("\njobs    CPU per read    cores at 2 reads a second")
+    for row in report["jobs"]:
+        print(f"{row['jobs']:4}    {row['seconds_per_read'] * 1e3:9.2f} ms    {row['cores']:.4f}")
+    print(
+        f"\nstart-up {start['seconds']:.2f} s; memory {start['rss_bytes'] / 1e6:.0f} MB, "
+        f"{start['anonymous_bytes'] / 1e6:.0f} MB of it anonymous"
+    )
