@@ -15,12 +15,12 @@ from tests.unit.packaging.support import PACKAGING, SOURCE, busy_report
 _ENTER = """
 set -e
 mount -t overlay overlay -o "lowerdir=/,upperdir=$BASE/upper,workdir=$BASE/work" "$BASE/root"
+mount -t tmpfs tmpfs "$BASE/root$HIDDEN"
 mount -t proc proc "$BASE/root/proc"
 mount --rbind /sys "$BASE/root/sys"
 mount --rbind /dev "$BASE/root/dev"
 mount -t tmpfs -o mode=0755 tmpfs "$BASE/root/run"
 mount -t tmpfs tmpfs "$BASE/root/tmp"
-mount -t tmpfs tmpfs "$BASE/root$HIDDEN"
 mkdir "$BASE/root/tmp/shared"
 mount --bind "$BASE/shared" "$BASE/root/tmp/shared"
 mount --bind "$BASE/run" "$BASE/root/run"
