@@ -58,6 +58,14 @@ static __always_inline int start(u64 bio, int queued, int top)
     return 0;
 }
 
+// The time of an event, read once, and only where a bio is recorded.
+static __always_inline u64 clock(u64 *now)
+{
+    if (!*now)
+        *now = bpf_ktime_get_ns();
+    return *now;
+}
+
 static __always_inline void account(struct record_t *record, u64 now)
 {
     struct slot_t *s = slots.lookup(&record->slot);
@@ -76,7 +84,7 @@ static __always_inline void account(struct record_t *record, u64 now)
 }
 
 // The end of a bio or of one of its pieces; the last one to end accounts for the whole.
-static __always_inline int finish(u64 bio, u64 now, int whole)
+static __always_inline int finish(u64 bio, u64 *now, int whole)
 {
     struct flight_t f = find(bio);
     struct record_t *record = f.place < PLACES ? record_at(f.index, f.place) : 0;
@@ -95,17 +103,17 @@ static __always_inline int finish(u64 bio, u64 now, int whole)
         return 0;
     struct record_t ended = *record;
     if (release(&f, bio))
-        account(&ended, now);
+        account(&ended, clock(now));
     return 0;
 }
 
-static __always_inline void mark_issued(u64 bio, u64 now)
+static __always_inline void mark_issued(u64 bio, u64 *now)
 {
     struct record_t *record = find_record(bio);
     if (record && record->parent)
         record = find_record(record->parent);
     if (record && !record->issued)
-        record->issued = now;
+        record->issued = clock(now);
 }
 
 KFUNC_PROBE(submit_bio, void *bio)
@@ -115,7 +123,8 @@ KFUNC_PROBE(submit_bio, void *bio)
 
 KFUNC_PROBE(bio_endio, void *bio)
 {
-    return finish((u64)bio, bpf_ktime_get_ns(), 0);
+    u64 now = 0;
+    return finish((u64)bio, &now, 0);
 }
 
 int kprobe_submit_bio(struct pt_regs *ctx)
@@ -125,7 +134,8 @@ int kprobe_submit_bio(struct pt_regs *ctx)
 
 int kprobe_bio_endio(struct pt_regs *ctx)
 {
-    return finish(PT_REGS_PARM1(ctx), bpf_ktime_get_ns(), 0);
+    u64 now = 0;
+    return finish(PT_REGS_PARM1(ctx), &now, 0);
 }
 
 // block_bio_queue fires once per bio, after blk-throttle.
@@ -179,9 +189,9 @@ int raw_request_issued(struct bpf_raw_tracepoint_args *ctx)
     struct request_t rq;
     if (bpf_probe_read_kernel(&rq, sizeof(rq), (void *)(ctx->args[ARG_RQ_ISSUE_RQ] + RQ_START)))
         return 0;
-    u64 bio = FIELD(&rq, u64, OFF_RQ_BIO), last = FIELD(&rq, u64, OFF_RQ_BIOTAIL), now = bpf_ktime_get_ns();
+    u64 bio = FIELD(&rq, u64, OFF_RQ_BIO), last = FIELD(&rq, u64, OFF_RQ_BIOTAIL), now = 0;
     for (int i = 0; bio && i < MAX_BIOS; i++) {
-        mark_issued(bio, now);
+        mark_issued(bio, &now);
         bio = bio == last ? 0 : pointer_at(bio + OFF_BIO_NEXT);
     }
     return 0;
@@ -194,7 +204,7 @@ int raw_request_completed(struct bpf_raw_tracepoint_args *ctx)
     struct request_t rq;
     if (bpf_probe_read_kernel(&rq, sizeof(rq), (void *)(ctx->args[ARG_RQ_COMPLETE_RQ] + RQ_START)))
         return 0;
-    u64 bio = FIELD(&rq, u64, OFF_RQ_BIO), last = FIELD(&rq, u64, OFF_RQ_BIOTAIL), now = bpf_ktime_get_ns();
+    u64 bio = FIELD(&rq, u64, OFF_RQ_BIO), last = FIELD(&rq, u64, OFF_RQ_BIOTAIL), now = 0;
     u32 left = ctx->args[ARG_RQ_COMPLETE_RQ + 2], partial = left < FIELD(&rq, u32, OFF_RQ_LENGTH);
     for (int i = 0; bio && i < MAX_BIOS; i++) {
         u32 bytes = partial ? word_at(bio + OFF_BIO_SIZE) : 0;
@@ -202,7 +212,7 @@ int raw_request_completed(struct bpf_raw_tracepoint_args *ctx)
         if (bytes > left)
             return 0;
         left -= bytes;
-        finish(bio, now, 0);
+        finish(bio, &now, 0);
         bio = next;
     }
     return 0;
@@ -211,5 +221,6 @@ int raw_request_completed(struct bpf_raw_tracepoint_args *ctx)
 // block_bio_complete: devices without requests (device mapper, md), and bios that failed before they had one.
 int raw_bio_completed(struct bpf_raw_tracepoint_args *ctx)
 {
-    return finish(ctx->args[ARG_BIO_COMPLETE_BIO], bpf_ktime_get_ns(), 1);
+    u64 now = 0;
+    return finish(ctx->args[ARG_BIO_COMPLETE_BIO], &now, 1);
 }
