@@ -10,8 +10,8 @@ from typing import Protocol
 from agent.simulate.blk_throttle import Limits
 from agent.simulate.closed_loop import Agent
 from agent.simulate.node import Scheduling, SimulatedNode
-from agent.simulate.scenario import Scenario
-from agent.types import Capacity, Slot
+from agent.simulate.scenario import Device, Scenario
+from agent.types import Slot
 
 NEIGHBOUR_CAP_RATIO = 0.10
 JOB_WEIGHT, NEIGHBOUR_WEIGHT = 500.0, 50.0
@@ -44,14 +44,16 @@ class Fixed:
         del now
         for slot, throttle in node.throttles().items():
             share = self.share(node, slot)
-            capacity = node.views[slot[1]].info.capacity
-            if share is not None and capacity is not None:
-                throttle.set_limits(_limits(capacity, share))
+            if share is not None:
+                throttle.set_limits(fixed_limits(node.scenario.device(slot[1]), share))
                 self.writes += 1
 
 
-def _limits(capacity: Capacity, share: float) -> Limits:
-    return Limits(*(rate * share for rate in (capacity.rbps, capacity.wbps, capacity.riops, capacity.wiops)))
+def fixed_limits(device: Device, share: float) -> Limits:
+    """A part of what a device can do at best: bytes both ways and, of an SSD, requests (as the lab's peers set it)."""
+    rate = device.bytes_per_second * share
+    requests = max(2.0, device.iops * share) if device.kind == "ssd" else inf
+    return Limits(rate, rate, requests, requests)
 
 
 @dataclass(frozen=True, slots=True)

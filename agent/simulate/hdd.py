@@ -32,6 +32,11 @@ class Geometry(NamedTuple):
         """What passes the head in one revolution."""
         return self.bytes_per_second * self.revolution_seconds
 
+    @property
+    def mean_positioning_seconds(self) -> float:
+        """Seek and half a turn between two random places: the mean root of their distance is 8/15 of the whole."""
+        return self.settle_seconds + self.stroke_seconds * 8 / 15 + self.revolution_seconds / 2
+
 
 class Hdd:
     """One drive: serves, of the oldest `queue` requests, the one that its head reaches first.

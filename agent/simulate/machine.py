@@ -20,7 +20,8 @@ class Machine:
     `take_seconds`: the loop takes a batch that is ready; `wake_seconds`: it wakes up for one that was not.
     `read_seconds`: a worker between two reads. `copy_bytes_per_second`: reads from memory. `ssd_latency_seconds` and
     `ssd_transfer_bytes_per_second`: one request alone; `ssd_burst_seconds`: see `Ssd`. `hdd_in_flight`: requests that
-    the host keeps in an HDD at most. `memory_bytes`: page cache of jobs without a limit of their own.
+    the host keeps in an HDD at most; `hdd_request_bytes`: size of the random reads that its capacity, as the agent is
+    told, was measured with. `memory_bytes`: page cache of jobs without a limit of their own.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Machine:
     ssd_transfer_bytes_per_second: float | None
     ssd_burst_seconds: float
     hdd_in_flight: int
+    hdd_request_bytes: int = 256 << 10
     memory_bytes: float = inf
 
 
@@ -61,6 +63,7 @@ NODE = Machine(
     ssd_transfer_bytes_per_second=None,
     ssd_burst_seconds=0.0,
     hdd_in_flight=32,
+    hdd_request_bytes=4 << 20,
 )
 """A bare-metal node of today; typical figures, not measured here."""
 
@@ -82,12 +85,14 @@ def build_device(events: Events, device: Device, machine: Machine) -> Stage:
     return Link(events, device.bytes_per_second, device.round_trip_ms / 1e3)
 
 
-def device_info(device: Device) -> DeviceInfo:
-    """The device as the agent is told of it: an SSD with all four limits, an HDD with bytes alone, a mount none."""
-    rate = float(device.bytes_per_second)
+def device_info(device: Device, machine: Machine) -> DeviceInfo:
+    """The device as the agent is told of it: an SSD by its rates, an HDD by what random reads get, a mount without."""
     if device.kind == "ssd":
-        requests = float(device.iops)
+        rate, requests = float(device.bytes_per_second), float(device.iops)
         return DeviceInfo(device.name, device.name, Medium.SSD, Capacity(rate, rate, requests, requests))
     if device.kind == "hdd":
-        return DeviceInfo(device.name, device.name, Medium.HDD, Capacity(rate, rate, inf, inf))
+        positioning = Geometry(device.size, device.bytes_per_second).mean_positioning_seconds
+        rate = machine.hdd_request_bytes / (positioning + machine.hdd_request_bytes / device.bytes_per_second)
+        requests = 1.0 / positioning
+        return DeviceInfo(device.name, device.name, Medium.HDD, Capacity(rate, rate, requests, requests))
     return DeviceInfo(device.name, device.name, Medium.REMOTE)

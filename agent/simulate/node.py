@@ -79,7 +79,7 @@ class SimulatedNode:
         self.scenario = scenario
         self.machine = machine
         self.devices = {one.name: build_device(self.events, one, machine) for one in scenario.devices}
-        self.views = {one.name: DeviceView(device_info(one)) for one in scenario.devices}
+        self.views = {one.name: DeviceView(device_info(one, machine)) for one in scenario.devices}
         self._sources: dict[JobId, list[Source]] = {}
         self._packets = {one.name for one in scenario.devices if one.kind not in BLOCK_KINDS}
         self._shift_bursts = shift_bursts

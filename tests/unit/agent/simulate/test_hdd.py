@@ -29,8 +29,7 @@ def test_random_reads_cost_several_times_as_much():
 
 
 def test_random_reads_in_order_take_mean_seek_half_a_turn_and_transfer():
-    mean_root = 8 / 15  # of the distance between two uniform places, as a share of the whole
-    seconds = 0.001 + 0.007 * mean_root + DRIVE.revolution_seconds / 2 + 256 * KIB / 150e6 + DRIVE.overhead_seconds
+    seconds = DRIVE.mean_positioning_seconds + 256 * KIB / 150e6 + DRIVE.overhead_seconds
     assert rate(DRIVE._replace(queue=1), threads=8) == pytest.approx(256 * KIB / seconds, rel=0.05)
 
 
