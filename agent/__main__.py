@@ -21,6 +21,7 @@ COMMANDS = {
     "calibrate": "measure what a device can do",
     "record": "measure this node, touch nothing, and record it",
     "replay": "show what would have been decided over a recording",
+    "report": "make one page of what happened in a recording",
     "simulate": "try policies on models of devices and jobs",
     "restore": "set every limit that an agent left behind to its prior value",
 }

@@ -54,8 +54,14 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """A ratio 0..1 in percent."""
-    return UNKNOWN if ratio is None else f"{_short(100.0 * ratio)} %"
+    """A ratio 0..1 in percent.
+
+    >>> percent(0.153), percent(0.0002), percent(0.0)
+    ('15.3 %', '<0.1 %', '0 %')
+    """
+    if ratio is None:
+        return UNKNOWN
+    return "<0.1 %" if 0.0 < ratio < 0.001 else f"{_short(100.0 * ratio)} %"
 
 
 def tight(text: str) -> str:

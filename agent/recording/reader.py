@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, BinaryIO
@@ -54,19 +54,23 @@ class Moment:
     fresh: frozenset[JobId]
 
 
-def read(path: FilePath) -> Iterator[Moment]:
-    """Every pass in the file, in order, up to its end or its first bad frame. Raises RecordingError."""
+def read(path: FilePath, progress: Callable[[int], object] = lambda _: None) -> Iterator[Moment]:
+    """Every pass in the file, in order, up to its end or its first bad frame. Raises RecordingError.
+
+    `progress` is told how many bytes have been read.
+    """
     try:
         file = path.open("rb")
     except OSError as error:
         raise RecordingError(f"Recording {str(path)!r} cannot be read ({error.strerror}); check the path.") from None
     with file:
-        yield from _read(file, str(path))
+        yield from _read(file, str(path), progress)
 
 
-def _read(file: BinaryIO, name: str) -> Iterator[Moment]:
+def _read(file: BinaryIO, name: str, progress: Callable[[int], object]) -> Iterator[Moment]:
     decoder: _Decoder | None = None
-    for kind, contents, _ in frames(file):
+    for kind, contents, end in frames(file):
+        progress(end)
         try:
             if kind == HEAD:
                 decoder = _Decoder(_segment(contents, name))

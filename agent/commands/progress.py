@@ -1,0 +1,23 @@
+"""A bar with the time that is left, for commands that read a long file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def progress_of(path: Path) -> Iterator[Callable[[int], object]]:
+    """Takes how many bytes of the file have been read; shown on standard error, where that is a terminal."""
+    if not sys.stderr.isatty() or not path.is_file():
+        yield lambda _: None
+        return
+    from rich.console import Console  # noqa: PLC0415 - only where a bar is shown
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (TextColumn(f"reading {path.name}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task("", total=path.stat().st_size)
+        yield lambda read: bar.update(task, completed=read)

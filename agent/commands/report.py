@@ -1,0 +1,59 @@
+"""`prefetchd report FILE`: one self-contained page of what happened in a recording."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from agent.commands.progress import progress_of
+from agent.errors import PrefetchdError, UsageError
+from agent.recording import read
+from agent.report.gather import gather
+from agent.report.page import MAX_JOBS, render
+
+EPILOG = """\
+examples:
+  prefetchd report node7.rec -o report.html
+  prefetchd report node7.rec -o - --title "node7, Monday" > report.html
+
+The page asks the network for nothing and is complete without scripts; with them it zooms and tells values. Names of
+jobs, namespaces and devices are in it. Where a recording holds several modes or policies, they are told apart: record
+with and without enforcing into one file for a before and after.
+
+exit status:
+  0  done    1  no recording, or the page cannot be written    2  the command line cannot be used
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = "Make one HTML page of a recording: waits, scores, causes, limits, loans, latency, devices."
+    parser.epilog = EPILOG
+    parser.add_argument("file", type=Path, metavar="FILE", help="a recording")
+    parser.add_argument("-o", "--output", default="report.html", metavar="PAGE", help="the page; - is standard output")
+    parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the file's name)")
+    parser.add_argument("--jobs", type=int, default=MAX_JOBS, metavar="N", help=f"jobs with pictures ({MAX_JOBS})")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Read, draw, write."""
+    if args.jobs < 0:
+        raise UsageError(f"--jobs {args.jobs} is negative; give how many jobs are to have pictures.")
+    with progress_of(args.file) as progress:
+        story = gather(read(args.file, progress))
+    if not story.passes:
+        raise PrefetchdError(f"Recording {str(args.file)!r} holds no pass yet; let the agent run a moment longer.")
+    page = render(story, args.title or args.file.name, args.jobs)
+    if args.output == "-":
+        sys.stdout.write(page)
+        return 0
+    target = Path(args.output)
+    try:
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(page, encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        raise PrefetchdError(f"Page {str(target)!r} cannot be written ({error.strerror}); choose another -o.") from None
+    print(f"{target}: {len(page) / 1e6:.1f} MB, {len(story.jobs)} jobs, {story.passes:,} passes")
+    return 0
