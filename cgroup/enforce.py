@@ -16,6 +16,7 @@ from cgroup.guardian import Watchman
 from cgroup.hold import HeldLines
 from cgroup.journal import Entry, Journal
 from cgroup.lines import Limit, Line, Setting, Target, Values, describe_values, line_of
+from cgroup.look import Observer
 from cgroup.plan import LineState, PlanState, Rules, Write, plan, raise_window_seconds
 from cgroup.pods import protected
 from cgroup.restore import RestoreReport, recover, restore_line, undo_order
@@ -46,6 +47,7 @@ class Enforcer:
         may_enable_io: bool = False,
     ) -> None:
         self._files = files
+        self._observer = Observer(files)
         self._journal = journal
         self._rules = rules or Rules()
         self._guardian = guardian
@@ -58,6 +60,7 @@ class Enforcer:
         self._conflicts: dict[Line, Conflict] = {}
         self._refused: set[str] = set()
         self._counters: Counter[Result] = Counter()
+        self._suspended_at = 0.0
         self.suspended: str | None = None
         """Why nothing is enforced although the mode says so (no room for the journal), or None."""
         self.recovered = self._recover()
@@ -109,7 +112,7 @@ class Enforcer:
         """
         self._notice_guardian()
         results = self._retry_stuck(now)
-        if self._mode == "observe" or (self.suspended and not self._resumed()):
+        if self._mode == "observe" or (self.suspended and not self._resumed(now)):
             return self._counted(results)
         wanted = self._wanted(desired, now, results)
         results.extend(self._carry_out(self._plan(wanted, now, results), now))
@@ -209,26 +212,20 @@ class Enforcer:
         return plan(wanted, actual, PlanState(self._lines, self._raises), now, self._rules)
 
     def _read(self, line: Line, why: str, now: float, results: list[WriteResult]) -> Values | None:
-        """Return what stands there; a line that was lost with its file or its disk is no longer under control."""
+        """Return what stands there, or None where there is nothing to plan with this time."""
         state = self._lines.get(line)
-        try:
-            values = self._files.read(line)
-            if state is not None and self._mode == "dry-run":
-                return state.wrote
-            if state is not None and values != state.wrote and self._files.generation(line) != state.generation:
-                _log.info("%s was made anew and lost its limits", line)
-                self._forget([line])
-        except Vanished:
+        if state is not None and self._mode == "dry-run":
+            state = None
+        sight = self._observer.look(line, state, now)
+        if sight.lost:
             self._forget([line])
+        if sight.trouble == "vanished":
             results.append(WriteResult(line, "vanished", {}, {}, why))
-            return None
-        except (OSError, CgroupError) as error:
-            if isinstance(error, ControllerMissing):
-                self._forget([line])
+        elif sight.trouble == "error":
             self._retry_at[line] = now + RETRY_SECONDS
-            results.append(failed(line, why, str(error)))
-            return None
-        return values
+            results.append(failed(line, why, sight.reason))
+        pretended = self._lines.get(line) if self._mode == "dry-run" else None
+        return pretended.wrote if pretended and sight.values is not None else sight.values
 
     def _carry_out(self, writes: list[Write], now: float) -> list[WriteResult]:
         if self._mode == "dry-run":
@@ -238,7 +235,7 @@ class Enforcer:
             if ahead:
                 self._the_journal.record(ahead)
         except JournalError as error:
-            return self._suspend(error, writes)
+            return self._suspend(error, writes, now)
         return [self._perform(write, now) for write in writes]
 
     def _entry(self, write: Write) -> Entry:
@@ -246,13 +243,18 @@ class Enforcer:
         prior = state.prior if state else write.before
         return Entry(write.line, prior, write.before, {**write.before, **write.after})
 
-    def _suspend(self, error: JournalError, writes: list[Write]) -> list[WriteResult]:
+    def _suspend(self, error: JournalError, writes: list[Write], now: float) -> list[WriteResult]:
         """Without a record nothing may be written; and what stands is put back, since it could not be followed up."""
         self.suspended = str(error)
+        self._suspended_at = now
         losses = [failed(write.line, write.why, str(error)) for write in writes if write.verdict == "write"]
         return [*losses, *self._release_all("the journal cannot be written")]
 
-    def _resumed(self) -> bool:
+    def _resumed(self, now: float) -> bool:
+        """Look for room now and then: caps that come and go would be worse than none."""
+        if 0 <= now - self._suspended_at < RETRY_SECONDS:
+            return False
+        self._suspended_at = now
         try:
             self._the_journal.probe()
         except JournalError as error:
@@ -293,6 +295,7 @@ class Enforcer:
         try:
             return action(write, now)
         except Vanished:
+            self._retry_at[write.line] = now + RETRY_SECONDS  # it may be the disk that is gone, and it may come back
             self._forget([write.line])
             return WriteResult(write.line, "vanished", write.before, {}, write.why)
         except (OSError, CgroupError) as error:
@@ -305,8 +308,6 @@ class Enforcer:
         found = self._files.read(line)
         if found != write.before:  # changed since it was planned, a moment ago
             self._take_back(write)
-            if line in self._lines:
-                return self._leave_to_others(write, now)
             return WriteResult(line, "unchanged", found, {}, "changed while it was planned; looked at again next time")
         generation = self._lines[line].generation if line in self._lines else self._files.generation(line)
         self._files.write(line, write.after)

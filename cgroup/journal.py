@@ -32,6 +32,9 @@ VERSION = 2
 DEFAULT_PATH = "/run/prefetchd/journal"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
+RESERVE_BYTES = 64 * 1024
+"""Room that must be there before enforcement begins again after the journal was full: some 200 records."""
+
 _COMPACT_AFTER = 1000  # records, beside four times what is alive
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -213,8 +216,15 @@ class Journal:
             return
 
     def probe(self) -> None:
-        """Check that a record could be written now. Raises JournalFull or JournalError."""
-        self._append([{"type": "probe"}])
+        """Check that there is room for many records. Raises JournalFull or JournalError."""
+        file = self._file if self._file is not None else self._rewrite()
+        size = os.fstat(file).st_size
+        try:
+            os.posix_fallocate(file, size, RESERVE_BYTES)
+        except OSError as error:
+            raise _translated(error, self.path) from error
+        finally:
+            os.ftruncate(file, size)
 
     def _empty(self) -> None:
         """Cut the file to nothing: that takes no room, so it works on a full disk as well."""
@@ -227,20 +237,18 @@ class Journal:
             raise _translated(error, self.path) from error
 
     def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        if self._file is None or self._appended > _COMPACT_AFTER + 4 * len(self._entries):
-            self._rewrite()
-        if self._file is None:
-            raise JournalError(f"{self.path} could not be opened.")
-        data = b"".join(map(_encode, records))
-        size = os.fstat(self._file).st_size
+        if self._appended > _COMPACT_AFTER + 4 * len(self._entries):
+            self._close_file()
+        file = self._file if self._file is not None else self._rewrite()
+        size = os.fstat(file).st_size
         try:
-            _write_durably(self._file, data)
+            _write_durably(file, b"".join(map(_encode, records)))
         except OSError as error:
-            os.ftruncate(self._file, size)
+            os.ftruncate(file, size)
             raise _translated(error, self.path) from error
         self._appended += len(records)
 
-    def _rewrite(self) -> None:
+    def _rewrite(self) -> int:
         """Replace the file by a small one that holds just what is alive; until then the old one stays."""
         temporary = self.path + ".new"
         head = {"type": "head", "version": VERSION, "boot": self._boot_id, "pid": os.getpid()}
@@ -257,9 +265,9 @@ class Journal:
             os.close(file)
             _ignore_errors(lambda: os.unlink(temporary))
             raise _translated(error, temporary) from error
-        self._close_file()
         self._file = file
         self._appended = 0
+        return file
 
     def _close_file(self) -> None:
         if self._file is not None:

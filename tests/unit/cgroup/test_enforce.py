@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from cgroup.enforce import RETRY_SECONDS, Enforcer
-from cgroup.errors import JournalError, JournalFull
+from cgroup.errors import ControllerMissing, JournalError, JournalFull
 from cgroup.journal import Journal
 from cgroup.lines import Limit, Target, Weight, line_of
 from tests.contract.nodes import FakeNode
@@ -150,8 +150,31 @@ def test_a_change_between_plan_and_write_of_a_managed_line_is_a_conflict(node, j
         return values
 
     node.files.read = read
-    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 1.0)) == ["conflict"]
+    told = [kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), now)) for now in (1.0, 1.1)]
+    assert told == [["unchanged"], ["conflict"]]
     assert (node.limits(target), journal.entries) == ({"rbps": 9 * MIB}, {})
+
+
+def test_a_disk_whose_limits_go_before_it_does_is_no_foreign_change(node, journal, enforcer):
+    target = node.make("a")
+    enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+    node.meddle(target, rbps=None)
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.1)) == []
+    node.pull(target.device)
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.2)) == ["vanished"]
+    node.plug(target.device)
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.2 + RETRY_SECONDS)) == ["written"]
+    assert enforcer.conflicts == {}
+
+
+def test_a_cgroup_that_loses_its_files_before_it_vanishes_is_no_error(node, journal, enforcer):
+    target = node.make("a")
+    enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+    node.files.fail["read"] = [ControllerMissing("no io.max")]
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.1)) == []
+    node.remove(target)
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.2)) == ["vanished"]
+    assert journal.entries == {}
 
 
 class TestNoRoomForTheJournal:
@@ -183,7 +206,8 @@ class TestNoRoomForTheJournal:
         assert node.limits(target) == {}
         assert dict(enforcer.counters) == {"written": 2, "error": 1}
         monkeypatch.undo()
-        assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 2.0)) == ["written"]
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 2.0)) == [], "not at once: caps would flap"
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 1.0 + RETRY_SECONDS)) == ["written"]
         assert enforcer.suspended is None
         assert node.limits(target) == {"rbps": MIB}
 
@@ -246,9 +270,9 @@ class TestGuardian:
         target = node.make("a")
         enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
         node.meddle(target, rbps=None)
-        watchman.restores = [0, 1]
-        assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 30.0)) == ["unchanged"]
-        assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 30.1)) == ["written"]
+        watchman.restores = [0, 0, 1]
+        told = [kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), now)) for now in (30.0, 31.0, 31.1)]
+        assert told == [[], ["unchanged"], ["written"]]
         assert enforcer.conflicts == {}
 
     def test_a_write_that_raced_with_the_guardian_stays_under_control(self, node, journal, enforcer, watchman):
