@@ -24,18 +24,18 @@ class Agent:
         return line
 
     def guardians(self):
-        """Return the process ids of guardians of this journal, zombies not included."""
+        """Return the process ids of the guardians of this journal that are ready, zombies not included."""
         pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
         return [pid for pid in pids if self._guards(pid)]
 
     def _guards(self, pid):
+        """It gives itself its name when it is ready."""
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            name = Path(f"/proc/{pid}/comm").read_text()
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return False
-        return any(b"cgroup.guard" in word for word in words) and any(
-            b'"journal": "' + os.fsencode(self.journal) + b'"' in word for word in words
-        )
+        return name == "prefetchd-guard\n" and b'"journal": "' + os.fsencode(self.journal) + b'"' in words
 
     def kill_guardian(self):
         for pid in self.guardians():
