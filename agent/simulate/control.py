@@ -15,8 +15,10 @@ from agent.types import Slot
 
 NEIGHBOUR_CAP_RATIO = 0.10
 JOB_WEIGHT, NEIGHBOUR_WEIGHT = 500.0, 50.0
+IOCOST_VRATE = 1.15
+"""Where io.cost's rate settles between its bounds of 0.8 and 1.2: the linear model counts large reads as too dear."""
 BFQ_DEPTH = 4
-"""Requests that bfq keeps in the device: it serves one queue at a time and injects little."""
+"""Requests that bfq keeps in an SSD: it serves one queue at a time and injects little. For disks see `Bfq`."""
 
 
 class Controller(Protocol):
@@ -98,7 +100,7 @@ def _iocost(weights: tuple[float, float]) -> Callable[[Scenario], Scheduling]:
         for device in scenario.devices:
             rate = float(device.bytes_per_second)
             per_page = 1.0 / device.iops if device.kind == "ssd" else 4096 / rate
-            cost[device.name] = (1.0 / rate, max(0.0, per_page - 4096 / rate))
+            cost[device.name] = (1.0 / rate / IOCOST_VRATE, max(0.0, per_page - 4096 / rate) / IOCOST_VRATE)
         return Scheduling(weights, pace=True, cost=cost)
 
     return scheduling

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent.job_sample import JobSample
+from agent.simulate.bfq import Bfq
 from agent.simulate.blk_throttle import Throttle
 from agent.simulate.devices import FairQueue, Link, Unlimited
 from agent.simulate.events import Events
@@ -114,6 +115,9 @@ class SimulatedNode:
         for one in self.scenario.devices:
             if one.kind not in BLOCK_KINDS:
                 continue
+            if scheduling.depth is not None and one.kind == "hdd":
+                entries[one.name] = Bfq(self.events, self.devices[one.name])
+                continue
             per_byte, per_request = (scheduling.cost or {}).get(one.name, (1.0 / one.bytes_per_second, 0.0))
             entries[one.name] = FairQueue(
                 self.events,
@@ -131,7 +135,7 @@ class SimulatedNode:
         training, other = scheduling.weights
         weights = {cgroup: training if job.training else other for cgroup, job in self._jobs.items()}
         for entry in self._entries.values():
-            if isinstance(entry, FairQueue):
+            if isinstance(entry, FairQueue | Bfq):
                 entry.weights = weights
 
     def _source(self, user: JobSpec | Neighbour, cgroup: int, device: str) -> Source:

@@ -58,9 +58,10 @@ class Request:
     """One request: `size` bytes at `offset`; `op` 0 reads, 1 writes; moments in seconds of the simulated clock.
 
     `queued` is when it left blk-throttle, `issued` when the device took it; `done` is called when it has completed.
+    `issuer` stands for the process that sent it.
     """
 
-    __slots__ = ("account", "done", "issued", "offset", "op", "queued", "size", "submitted")
+    __slots__ = ("account", "done", "issued", "issuer", "offset", "op", "queued", "size", "submitted")
 
     def __init__(self, account: Account, op: int, size: int, offset: int, done: Callable[[Request], None]) -> None:
         self.account = account
@@ -68,6 +69,7 @@ class Request:
         self.size = size
         self.offset = offset
         self.done = done
+        self.issuer: object = getattr(done, "__self__", None)
         self.submitted = 0.0
         self.queued = 0.0
         self.issued = 0.0
