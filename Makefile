@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: help setup setup-test demo run test test-nightly lint bench lab clean
+.PHONY: help setup setup-test demo run test test-nightly lint bench lab package clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,5 +34,8 @@ bench: setup-test ## what the agent costs (ARGS="--json FILE")
 lab: setup-test ## a shell in the lab guest
 	@$(PYTHON) -m tests.lab shell
 
+package: setup-test ## one archive that installs without a network, in dist/
+	@$(PYTHON) packaging/package.py $(ARGS)
+
 clean: ## remove what the targets above made in this folder
-	rm -rf .venv out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,6 +27,9 @@ PROBE_STATES = {ProbeState.ATTACHED: 2, ProbeState.DEGRADED: 1, ProbeState.UNAVA
 FIRST_BUCKET, LAST_BUCKET = 4, 24
 """Exported latency buckets: 32 µs (the end of bucket 4) to about 34 s (the end of bucket 24)."""
 
+WRITE_RESULTS = ("written", "unchanged", "dry_run", "conflict", "vanished", "error", "rate_limited")
+"""All of them have a series from the start, so that `increase()` sees the first of a kind."""
+
 Families = Iterator[Metric]
 
 
@@ -254,8 +257,8 @@ def _controller_families(report: TickReport) -> Families:
 
 def _agent_families(report: TickReport, dropped: int) -> Families:
     writes = _counter("control_writes", "Writes to control files by result.", ("result",))
-    for result, count in report.writes.items():
-        _set(writes, [result], count)
+    for result in WRITE_RESULTS:
+        _set(writes, [result], report.writes.get(result, 0))
     yield writes
     yield from _probe_families(report)
     for name, text, value in (

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import exp, inf
 from pathlib import Path
+from typing import Protocol
 
 from agent.config import Config, DeviceRule
-from agent.jobs import PodLookup, no_pods, select_jobs
+from agent.jobs import PodInfo, PodLookup, no_pods, select_jobs
 from agent.signals import IoCounts, JobSample
 from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
 from bpf.probes import Probe
@@ -29,6 +30,16 @@ UNMANAGED_SECONDS = 1.0
 """Time constant of the estimate of unmanaged traffic."""
 
 
+class PodSource(Protocol):
+    """Tells what is known of a pod, and how the telling goes."""
+
+    def __call__(self, uid: str) -> PodInfo | None:
+        """What is known of the pod with this UID."""
+
+    def status(self) -> ProbeStatus:
+        """Reported beside the probes."""
+
+
 class LocalNode:
     """This machine. `root` is where cgroup v2 is mounted; probes are attached by the caller and closed by `close`."""
 
@@ -38,13 +49,14 @@ class LocalNode:
         config: Config,
         probes: Sequence[Probe],
         devices: Mapping[str, DeviceInfo],
-        pods: PodLookup = no_pods,
+        pods: PodSource | None = None,
     ) -> None:
         self._root = root
         self._config = config
         self._probes = tuple(probes)
         self._devices = dict(devices)
         self._pods = pods
+        self._lookup: PodLookup = pods or no_pods
         self._watch = TreeWatch(root, config.loop.scan_seconds)
         self._jobs: tuple[Job, ...] | None = None
         self._selected_at = 0.0
@@ -56,7 +68,7 @@ class LocalNode:
         changes = self._watch.changes(now)
         if self._jobs is None or changes or now - self._selected_at >= self._config.loop.scan_seconds:
             self._selected_at = now
-            jobs = select_jobs(self._watch.known.values(), self._config, self._pods)
+            jobs = select_jobs(self._watch.known.values(), self._config, self._lookup)
             if jobs != self._jobs:
                 self._announce(self._jobs or (), jobs)
                 self._jobs = jobs
@@ -116,8 +128,9 @@ class LocalNode:
         return DeviceInfo(device, found.name, Medium(found.medium))
 
     def probes(self) -> tuple[ProbeStatus, ...]:
-        """The state of every probe."""
-        return tuple(probe.status() for probe in self._probes)
+        """The state of every probe, and of the pod labels where there are any."""
+        statuses = tuple(probe.status() for probe in self._probes)
+        return (*statuses, self._pods.status()) if self._pods is not None else statuses
 
     def filenos(self) -> Sequence[int]:
         """The descriptor of the tree's change events."""

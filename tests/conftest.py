@@ -45,7 +45,7 @@ def pytest_terminal_summary(terminalreporter):
         for report in terminalreporter.stats.get(outcome, ()):
             tier = Path(report.nodeid).parts[1] if report.nodeid.startswith("tests/") else "unit"
             counts[tier, outcome] += 1
-            seconds[tier] += report.duration
+            seconds[tier] += getattr(report, "duration", 0.0)
     if not counts:
         return
     terminalreporter.write_sep("-", "what ran where")

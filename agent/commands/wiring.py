@@ -16,7 +16,6 @@ from agent.config import Config, Mode
 from agent.errors import CannotEnforceError
 from agent.hint_listener import HintListener
 from agent.history import History
-from agent.jobs import PodLookup, no_pods
 from agent.loop import Loop
 from agent.metrics import ReportCollector
 from agent.server import Endpoint
@@ -49,14 +48,13 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
     return [make() for is_wanted, make in ladder if is_wanted]
 
 
-def make_pods(stack: contextlib.ExitStack) -> PodLookup:
+def make_pods(stack: contextlib.ExitStack) -> kube.PodWatch | None:
     """Pod names and labels, followed in the background where this is a pod itself."""
     watch = kube.from_environment()
-    if watch is None:
-        return no_pods
-    watch.start()
-    stack.callback(watch.close)
-    watch.wait(2.0)
+    if watch is not None:
+        watch.start()
+        stack.callback(watch.close)
+        watch.wait(2.0)
     return watch
 
 
