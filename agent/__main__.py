@@ -24,6 +24,7 @@ COMMANDS = {
     "report": "make one page of what happened in a recording",
     "simulate": "try policies on models of devices and jobs",
     "restore": "set every limit that an agent left behind to its prior value",
+    "completion": "print the completion script of a shell, or the manual page",
 }
 EPILOG = """\
 exit status:
@@ -57,8 +58,8 @@ def load(name: str) -> Command:
     return cast("Command", importlib.import_module(f"agent.commands.{name}"))
 
 
-def build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser with the options of the chosen command (None: names alone, which is quick)."""
+def build_parser(*chosen: str) -> argparse.ArgumentParser:
+    """The parser with the options of the chosen commands; the others have their names alone, which is quick."""
     parser = argparse.ArgumentParser(
         prog="prefetchd",
         description="Node agent that sees which training jobs starve for data and moves storage bandwidth to them.",
@@ -69,7 +70,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-        if name == chosen:
+        if name in chosen:
             load(name).add_arguments(command)
     return parser
 
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; errors that the operator can mend end in one sentence and an exit status, never in a traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    parser = build_parser(chosen)
+    parser = build_parser(chosen) if chosen else build_parser()
     args = parser.parse_args(arguments)
     try:
         return load(args.command).main(args)

@@ -1,0 +1,144 @@
+"""The command line as a whole: help with examples, one-sentence errors, completion that completes, a man page."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from agent.__main__ import COMMANDS, build_parser
+from agent.shell import bash, man, zsh
+from agent.shell.spec import describe
+
+
+def run(*arguments, **keywords):
+    command = [sys.executable, "-m", "agent", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **keywords)
+
+
+@pytest.fixture(scope="module")
+def commands():
+    return describe(build_parser(*COMMANDS))
+
+
+def test_every_command_is_described(commands):
+    assert [command.name for command in commands] == list(COMMANDS)
+    for command in commands:
+        assert command.summary == COMMANDS[command.name]
+        assert command.description.endswith("."), command.name
+        for option in command.options:
+            assert option.meaning, (command.name, option.flags)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_an_example_that_names_the_command(name):
+    done = run(name, "--help")
+    assert done.returncode == 0, done.stderr
+    examples = done.stdout.partition("example")[2]
+    assert re.search(rf"prefetchd {name}\b", examples), done.stdout
+    assert "exit status" in done.stdout or name in ("run", "restore", "simulate")
+
+
+@pytest.mark.parametrize("arguments", [(), ("fly",), ("doctor", "--colour"), ("top", "--sort", "luck")])
+def test_wrong_usage_is_status_2(arguments):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "usage: prefetchd" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_top_level_help_lists_every_command():
+    told = run("--help").stdout
+    assert all(name in told for name in COMMANDS)
+    assert "exit status" in told
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m agent completion bash | head -n 1"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert "Broken pipe" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def completion(tmp_path_factory):
+    """Complete a line as bash does when Tab is pressed at its end."""
+    file = tmp_path_factory.mktemp("completion") / "prefetchd.bash"
+    file.write_text(run("completion", "bash").stdout)
+    harness = (
+        'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); '
+        '_prefetchd; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+
+    def complete(*words, folder=None):
+        done = subprocess.run(
+            ["bash", "-euc", harness, str(file), "prefetchd", *words],
+            capture_output=True, text=True, check=True, timeout=20, cwd=folder,
+        )  # fmt: skip
+        return done.stdout.split()
+
+    return complete
+
+
+def test_bash_completes_commands_options_and_values(completion):
+    assert completion("") == [*COMMANDS, "--help", "--version"]
+    assert completion("ca") == ["calibrate"]
+    assert completion("doctor", "--mo") == ["--mode"]
+    assert completion("doctor", "--mode", "") == ["observe", "dry-run", "enforce"]
+    assert completion("top", "--sort", "s") == ["score"]
+    assert completion("completion", "") == ["bash", "zsh", "man"]
+    assert completion("top", "--interval", "") == []
+
+
+def test_bash_completes_files_and_commands(completion, tmp_path):
+    (tmp_path / "node.rec").touch()
+    assert completion("replay", "no", folder=tmp_path) == ["node.rec"]
+    assert completion("replay", "--config", "node.r", folder=tmp_path) == ["node.rec"]
+    assert "bash" in completion("exec", "--job", "a", "--", "bas")
+    assert completion("exec", "--job", "a", "--", "cat", "node", folder=tmp_path) == ["node.rec"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_bash_completes_every_option(completion, commands, name):
+    (command,) = [one for one in commands if one.name == name]
+    assert set(completion(name, "-")) == {flag for option in command.options for flag in option.flags}
+
+
+def test_zsh_script_names_everything(commands, tmp_path):
+    text = zsh.script(commands)
+    assert text.startswith("#compdef prefetchd\n")
+    for command in commands:
+        assert f"        {command.name})\n" in text
+        for option in command.options:
+            assert all(f"){flag}[" in text for flag in option.flags)
+    assert text.count("'") % 2 == 0
+    if shutil.which("zsh"):
+        (tmp_path / "_prefetchd").write_text(text)
+        subprocess.run(["zsh", "-n", str(tmp_path / "_prefetchd")], check=True, timeout=20)
+
+
+def test_bash_script_is_well_formed(commands, tmp_path):
+    (tmp_path / "x.bash").write_text(bash.script(commands))
+    subprocess.run(["bash", "-n", str(tmp_path / "x.bash")], check=True, timeout=20)
+
+
+def test_man_page_tells_every_option(commands):
+    text = man.page(commands, "1.2", "What it is.").replace("\\-", "-").replace("\\fB", "").replace("\\fR", "")
+    for command in commands:
+        assert f'.SS "prefetchd {command.name}"' in text
+        for option in command.options:
+            assert all(flag in text for flag in option.flags)
+
+
+@pytest.mark.skipif(not shutil.which("groff"), reason="groff is not installed")
+def test_man_page_is_set_without_a_warning(commands):
+    text = man.page(commands, "1.2", "What it is.")
+    done = subprocess.run(
+        ["groff", "-man", "-ww", "-Kutf8", "-Tutf8", "-rLL=100n"],
+        input=text, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert "prefetchd calibrate" in re.sub(r".\x08|\x1b\[[0-9;]*m", "", done.stdout)
