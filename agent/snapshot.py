@@ -64,8 +64,8 @@ def _pool_row(report: TickReport, view: DeviceView) -> dict[str, Any]:
     return {
         "device": view.info.name,
         "medium": view.info.medium,
-        "read_bytes_per_second": capacity.rbps if capacity else None,
-        "write_bytes_per_second": capacity.wbps if capacity else None,
+        "read_bytes_per_second": _finite(capacity.rbps) if capacity else None,
+        "write_bytes_per_second": _finite(capacity.wbps) if capacity else None,
         "used_read_bytes_per_second": sum(one.read_bytes_per_second for one in here),
         "used_write_bytes_per_second": sum(one.write_bytes_per_second for one in here),
         "unmanaged_ratio": view.unmanaged_share,
@@ -74,6 +74,11 @@ def _pool_row(report: TickReport, view: DeviceView) -> dict[str, Any]:
         "regular_ratio": pool.regular if pool else None,
         "gate_open": report.decision.gate_open.get(device),
     }
+
+
+def _finite(rate: float) -> float | None:
+    """JSON has no infinity: a dimension without a limit is None."""
+    return float(rate) if rate < float("inf") else None
 
 
 def _device_name(report: TickReport, device: str) -> str:

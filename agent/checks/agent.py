@@ -17,18 +17,21 @@ def check(state: Mapping[str, Any] | None) -> Iterator[Finding]:
     evidence = f"policy {state.get('policy')} in mode {state.get('mode')}, {jobs} training job(s)"
     yield ok("agent.answers", evidence)
     for probe in state.get("probes", ()):
-        yield _probe(probe)
+        yield probe_finding(probe)
     yield _conflicts(state)
     for text in state.get("notes", ()):
         yield note("agent.note", str(text))
 
 
-def _probe(probe: Mapping[str, Any]) -> Finding:
+def probe_finding(probe: Mapping[str, Any]) -> Finding:
+    """What the status of one probe (name, state, why, tier, lost) means."""
     name = f"probe.{probe.get('name')}"
     how = f" ({probe['tier']})" if probe.get("tier") else ""
     lost = f", {probe['lost']} events lost" if probe.get("lost") else ""
     if probe.get("state") == "attached":
         return ok(name, f"attached{how}{lost}")
+    if "module is not loaded" in str(probe.get("why")):
+        return note(name, f"{probe.get('state')}: {probe['why']}; it attaches by itself when that changes")
     fix = "The checks under kernel.* and remote.* name what is missing."
     return warning(name, f"{probe.get('state')}{how}: {probe.get('why') or 'no reason given'}{lost}", fix)
 

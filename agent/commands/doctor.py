@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from agent.checks.agent import probe_finding
 from agent.checks.bundle import write_bundle
-from agent.checks.finding import Finding, as_json, matters, severity
+from agent.checks.finding import Finding, as_json, matters, severity, unknown
 from agent.checks.host import this_host
 from agent.checks.run import run_checks
 from agent.client import AgentUnreachable
 from agent.commands import options
 from agent.commands.terminal import colours_wanted, hanging, paint, text_columns
-from agent.config import Mode
+from agent.config import Config, Mode
+from cgroup.hierarchy import detect_hierarchy
 
 EPILOG = """\
 examples:
   sudo prefetchd doctor
+  sudo prefetchd doctor --attach --all
   prefetchd doctor --mode enforce --json | jq '.checks[] | select(.severity == "error")'
   sudo prefetchd doctor --bundle /tmp/prefetchd-support.tar.gz
 
@@ -36,12 +43,13 @@ ORDER = tuple(COLOURS)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.description = "Check every precondition of this node and name the fix; changes nothing, loads no program."
+    parser.description = "Check every precondition of this node and name the fix; nothing is changed."
     parser.epilog = EPILOG
     options.add_config(parser)
     parser.add_argument("--mode", choices=MODES, help="judge for this mode (default: the configuration's)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--all", action="store_true", help="show what is in order as well")
+    parser.add_argument("--attach", action="store_true", help="also load and attach every BPF program for a moment")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors for the exit status")
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="also write a support archive without secrets")
     options.add_address(parser)
@@ -57,6 +65,8 @@ def main(args: argparse.Namespace) -> int:
     except AgentUnreachable:
         answer = None
     findings = run_checks(this_host(), config, answer)
+    if args.attach:
+        findings = (*(one for one in findings if not one.name.startswith("probe.")), *attached(config))
     if args.json:
         print(json.dumps(document(findings, mode), indent=1))
     else:
@@ -65,6 +75,27 @@ def main(args: argparse.Namespace) -> int:
         members = write_bundle(args.bundle, findings, mode, config, client if answer is not None else None)
         print(f"{args.bundle}: {len(members)} files; look through them before you pass it on", file=sys.stderr)
     return exit_status(findings, mode, strict=args.strict)
+
+
+def attached(config: Config) -> tuple[Finding, ...]:
+    """Compile and attach every BPF program, ask it how it is, and take it off again: some seconds and 150 MB."""
+    if os.geteuid() != 0:
+        return (
+            unknown("probe.attach", "BPF programs can be attached by root alone", "sudo prefetchd doctor --attach"),
+        )
+    from agent.commands.wiring import make_probes  # noqa: PLC0415 - brings the compiler
+    from bpf.loader import Loader  # noqa: PLC0415
+
+    without_socket = msgspec.structs.replace(config, hint=msgspec.structs.replace(config.hint, enabled=False))
+    with Loader(cache=None) as loader, contextlib.ExitStack() as stack:
+        probes = make_probes(without_socket, config.cgroup_root or detect_hierarchy().root or "/sys/fs/cgroup", loader)
+        for probe in probes:
+            stack.callback(probe.close)
+        states = [probe.status() for probe in probes]
+    return tuple(
+        probe_finding({"name": one.name, "state": one.state, "why": one.why, "tier": one.tier, "lost": one.lost_events})
+        for one in states
+    )
 
 
 def document(findings: Sequence[Finding], mode: Mode) -> Mapping[str, Any]:

@@ -80,7 +80,12 @@ class Recorder:
         """Record one pass: the samples that the core was given and the report that came of it."""
         if self.problem:
             return
-        self._pending.append(self._encoder.encode(self._pass(report, samples)))
+        try:
+            self._pending.append(self._encoder.encode(self._pass(report, samples)))
+        except Exception as error:  # the agent goes on, whatever a recording stumbles over
+            log.exception("pass %d cannot be recorded", report.ticks)
+            self._end(f"a pass cannot be written down ({error})")
+            return
         if self._flushed_at is None:
             self._flushed_at = report.time
         if report.time - self._flushed_at >= FLUSH_SECONDS:
@@ -152,9 +157,11 @@ class Recorder:
         return True
 
 
-def _plain(value: Any) -> int | float:
-    """Numbers of numpy as Python's own."""
-    return value.item()  # type: ignore[no-any-return]
+def _plain(value: Any) -> float | int:
+    """Numbers of numpy, and those of types made from Python's own, as Python's own."""
+    if isinstance(value, float):
+        return float(value)
+    return int(value.item() if hasattr(value, "item") else value)
 
 
 def _job(job: Job) -> list[Any]:

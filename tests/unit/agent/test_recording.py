@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent import recording
-from agent.config import Config, DeviceRule, HealthSection
+from agent.config import ByteRate, Config, DeviceRule, HealthSection
 from agent.errors import PrefetchdError
 from agent.job_sample import IoCounts, JobSample
 from agent.recording import Recorder, RecordingError, read
@@ -25,6 +25,8 @@ from agent.recording.frames import HEAD, PASSES, frame, frames, good_length
 from agent.recording.inputs import flatten, unflatten
 from agent.recording.outputs import SCALES
 from agent.recording.replay import compare, replay, with_rules
+from agent.snapshot import snapshot
+from agent.types import Capacity
 from bpf.samples import (
     BlockCounters,
     BlockKey,
@@ -242,6 +244,30 @@ def test_it_ends_at_its_limit(told, tmp_path):
     assert "limit" in recorder.problem
     assert (tmp_path / "x.rec").stat().st_size <= 6000
     assert len(list(read(tmp_path / "x.rec"))) > 10
+
+
+def test_a_value_nobody_expected_ends_the_recording_not_the_agent(told, tmp_path, caplog):
+    report, samples = told[50]
+    recorder = Recorder(tmp_path / "x.rec", Config())
+    recorder.add(replace(report, mode=object()), samples)
+    recorder.add(report, samples)
+    recorder.close()
+    assert "cannot be written down" in recorder.problem
+    assert "cannot be recorded" in caplog.text
+
+
+def test_capacities_as_the_configuration_gives_them(told, tmp_path):
+    report, samples = told[50]
+    view = report.devices["259:0"]
+    rate = ByteRate.parse("1.2 GB")
+    capacity = Capacity(rate, float("inf"), float("inf"), float("inf"))
+    devices = {"259:0": replace(view, info=replace(view.info, capacity=capacity))}
+    record(tmp_path / "x.rec", [(replace(report, devices=devices), samples)])
+    (moment,) = read(tmp_path / "x.rec")
+    assert moment.devices["259:0"].info.capacity == capacity
+    row = snapshot(replace(report, devices=devices))["devices"][0]
+    assert (row["read_bytes_per_second"], row["write_bytes_per_second"]) == (1.2e9, None)
+    assert "Infinity" not in json.dumps(snapshot(replace(report, devices=devices)))
 
 
 def test_numbers_of_numpy_are_taken(told, tmp_path):
