@@ -104,6 +104,12 @@ class SimulatedNode:
             else:
                 self.scanners[cgroup] = self._scanner(user, cgroup, seed)
         self._weigh(scheduling)
+        self._throttles = {
+            (cgroup, source.device): source.throttle
+            for cgroup, sources in self._sources.items()
+            for source in sources
+            if source.throttle is not None
+        }
 
     def _schedule(self, scheduling: Scheduling | None) -> dict[str, Stage]:
         """What a request meets first on each device."""
@@ -195,14 +201,9 @@ class SimulatedNode:
         """All cgroups of the scenario; they exist from its start to its end, as in the lab."""
         return tuple(self._jobs.values())
 
-    def throttles(self) -> dict[Slot, Throttle]:
+    def throttles(self) -> Mapping[Slot, Throttle]:
         """Where limits can be set, by (cgroup, device)."""
-        return {
-            (cgroup, source.device): source.throttle
-            for cgroup, sources in self._sources.items()
-            for source in sources
-            if source.throttle is not None
-        }
+        return self._throttles
 
     def moved_bytes(self, cgroup: JobId) -> int:
         """All bytes that a cgroup has had from its devices, or written."""
