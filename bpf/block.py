@@ -263,7 +263,7 @@ class BlockProbe:
 
         The epoch moves first, so that requests still in flight no longer touch a slot.
         """
-        live = np.nonzero(self._slots["live"])[0]
+        live = np.nonzero(self._slots["live"].copy())[0]  # the kernel writes meanwhile, which numpy refuses
         owners = self._slots["cgroup"][live].tolist()
         for slot, owner in zip(live.tolist(), owners, strict=True):
             if owner not in self._managed and owner != UNATTRIBUTED:

@@ -103,13 +103,18 @@ def device_number(name: str) -> int:
     return int(major) << _MINOR_BITS | int(minor)
 
 
+def _places(memory: Records) -> Records:
+    """Where the memory is not 0. The kernel writes it meanwhile, and numpy refuses an array that changes: a copy."""
+    return np.nonzero(memory.copy())[0]
+
+
 def old_records(bios: Records, records: Records, before_ns: int) -> Records:
     """Records past blk-throttle that were submitted before a moment and have not ended.
 
     `bios` (uint64, shape (n,)) is 0 where a place is free; `records` has dtype BLOCK_RECORD and the same shape. Pieces
     of split bios are left out: their whole is there.
     """
-    held = records[np.nonzero(bios)[0]]
+    held = records[_places(bios)]
     past = (held["submitted"] != 0) & (held["queued"] != 0) & (held["submitted"] < before_ns)
     chosen: Records = held[past & (held["parent"] == 0)]
     return chosen
@@ -125,7 +130,7 @@ def decode_block_slots(slots: Records, over: Records, *, throttle: bool) -> dict
     fresh = over[over["epoch"] == slots["epoch"][over["slot"]]]
     np.add.at(missed, fresh["slot"], 1)
     np.add.at(missed_bytes, fresh["slot"], fresh["bytes"])
-    live = np.nonzero(slots["live"])[0]
+    live = _places(slots["live"])
     chosen = slots[live]
     requests = chosen["histogram"].sum(axis=1) + missed[live]
     columns = (
