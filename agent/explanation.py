@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from agent.top.view import lost_ratio
 from agent.units import duration, percent, queue, rate
 
 Row = Mapping[str, Any]
@@ -30,7 +31,6 @@ EVIDENCE: Mapping[str, Callable[[float], str]] = {
     "cache_hit_variance": lambda value: f"and that ratio varies (variance {value:.3f})",
 }
 CAUSES = {
-    "none": "nothing holds it up",
     "cold_start": "it has just started: caches are cold and the queue is not filled yet",
     "cache_thrash": "the page cache drops its data before it is read again",
     "remote_congestion": "the link or gateway to its remote storage is congested",
@@ -38,6 +38,7 @@ CAUSES = {
     "self_throttled": "it waits at its own cap",
     "cpu_bound": "its workers lack CPU, not storage",
 }
+WAITS_RATIO = 0.05
 LEVELS = "healthy from 60, tight from 40, danger from 20, critical below; the target is 75"
 
 
@@ -79,7 +80,7 @@ def _loop(row: Row) -> str:
         return "It has not finished an iteration yet."
     if wait < 0.001:
         return f"It computes {duration(compute)} per iteration and does not wait for data."
-    lost = percent(wait / (wait + compute))
+    lost = percent(lost_ratio(row))
     return f"It computes {duration(compute)} and waits {duration(wait)} per iteration: {lost} of its time is lost."
 
 
@@ -118,19 +119,23 @@ def _cause(row: Row) -> Iterator[str]:
     if cause is None:
         yield "not known yet"
         return
-    yield f"{cause}: {CAUSES.get(cause, cause)}" + (
-        f" (confidence {percent(row['cause_confidence'])})" if cause != "none" else ""
-    )
+    if cause == "none" and lost_ratio(row) >= WAITS_RATIO:
+        yield "none of the known causes shows, although it waits: look at what its workers do besides reading"
+    elif cause == "none":
+        yield "none: nothing holds it up"
+    else:
+        yield f"{cause}: {CAUSES.get(cause, cause)} (confidence {percent(row['cause_confidence'])})"
     for name, value in row["evidence"].items():
-        told = EVIDENCE.get(name)
-        yield f"- {told(value) if told else f'{name} {value:.3g}'}"
+        words = EVIDENCE.get(name)
+        yield f"- {words(value) if words else f'{name} {value:.3g}'}"
     if row["advice"]:
         yield f"Advice: {row['advice']}."
     if not row["actionable"]:
         yield "No share of a local device can help, so its controller is frozen."
     starved = {name: count for name, count in row["starvation_by_cause"].items() if count}
     if starved:
-        yield "Starved so far: " + ", ".join(f"{count} times by {name}" for name, count in starved.items()) + "."
+        told = (f"{count} times by {'no known cause' if name == 'none' else name}" for name, count in starved.items())
+        yield f"Starved so far: {', '.join(told)}."
 
 
 def _quota(row: Row, state: Row) -> Iterator[str]:

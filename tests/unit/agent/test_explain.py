@@ -102,7 +102,17 @@ def test_no_device_and_unknown_capacity(row):
 
 
 def test_every_cause_has_words():
-    assert set(CAUSES) == set(Cause) == set(ADVICE)
+    assert {*CAUSES, "none"} == set(Cause) == set(ADVICE)
+
+
+def test_a_wait_without_a_known_cause_is_not_called_nothing(row):
+    assert "none of the known causes shows" in told(
+        row | {"cause": "none", "wait_seconds": 0.2, "compute_seconds": 0.1}
+    )
+    fed = {"cause": "none", "wait_seconds": 0.0, "blocked_seconds": 0.0, "starvation_by_cause": {"none": 2}}
+    text = told(row | fed)
+    assert "nothing holds it up" in text
+    assert "2 times by no known cause" in text
 
 
 @pytest.mark.parametrize("name", EVIDENCE)
