@@ -23,6 +23,8 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 DEFAULT_PATH = Path("/etc/prefetchd/prefetchd.toml")
 DEFAULT_LISTEN = "127.0.0.1:9753"
 STATE_DIRECTORY = "/run/prefetchd"
+EXEC_JOBS = "/prefetchd.slice/*"
+"""Where `prefetchd exec` starts jobs; the one rule there is by default."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("kmgt", start=1)}
@@ -186,7 +188,7 @@ class Config(_Section, frozen=True):
     mode: Mode = "observe"
     policy: PolicyName = "adaptive"
     cgroup_root: str = ""
-    jobs: tuple[JobRule, ...] = ()
+    jobs: tuple[JobRule, ...] = (JobRule(cgroup=EXEC_JOBS),)
     best_effort: tuple[BestEffortRule, ...] = ()
     devices: tuple[DeviceRule, ...] = ()
     metrics: MetricsSection = MetricsSection()
