@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from math import isfinite
 
 from agent.types import Capacity, Decision, DeviceView, Job, JobId, Slot
-from cgroup.lines import Limit, Target
+from cgroup.actuators import BfqWeight, DeviceCapacity, IoWeight
+from cgroup.lines import Limit, Setting, Target
 
 SMALLEST_BYTES_PER_SECOND = 65536
 """No cap below this: blk-throttle passes whole bios, and a smaller cap would stop a job for seconds at a time."""
 SMALLEST_REQUESTS_PER_SECOND = 2
 
+WEIGHTS: Mapping[str, IoWeight | BfqWeight] = {"io.weight": IoWeight(), "io.bfq.weight": BfqWeight()}
+"""Actuators that write a proportion; what is uncapped keeps the weight it had."""
+
 STEP = 0.20
 """A cap on a training job moves by at most this much of what stands there, write by write (paper, section 3)."""
 
-Desired = dict[Target, tuple[Limit, str]]
+Desired = dict[Target, tuple[Setting, str]]
 Applied = Mapping[Slot, tuple[int | None, int | None, int | None, int | None]]
 
 
@@ -41,6 +45,9 @@ def desired_limits(
             continue
         share = min(max(quota.share, floor), ceiling)
         target = Target(cgroup_id=job, path=jobs[job].path, device=device)
+        if view.info.actuator in WEIGHTS:
+            desired[target] = (WEIGHTS[view.info.actuator].desired(share, DeviceCapacity()), quota.why)
+            continue
         limit = _limit(view.info.capacity, share)
         standing = applied.get((job, device))
         if standing is not None and jobs[job].training:

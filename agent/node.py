@@ -16,6 +16,7 @@ from agent.signals import IoCounts, JobSample
 from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
 from bpf.probes import Probe
 from bpf.samples import BlockCounters, BlockKey, ProbeState, ProbeStatus, Sample, merge_samples
+from cgroup.actuators import detect, pick
 from cgroup.devices import Devices
 from cgroup.diskstats import parse_diskstats
 from cgroup.errors import CgroupError, DeviceRefused
@@ -228,8 +229,11 @@ class UnmanagedTraffic:
         return max(0.0, read / dt / capacity.rbps) + max(0.0, write / dt / capacity.wbps)
 
 
-def configured_devices(rules: Sequence[DeviceRule], mounts: Mounts) -> dict[str, DeviceInfo]:
-    """The devices that the configuration names, by `maj:min`; one that is refused is logged with its reason."""
+def configured_devices(rules: Sequence[DeviceRule], mounts: Mounts, root: str) -> dict[str, DeviceInfo]:
+    """The devices that the configuration names, by `maj:min`; one that is refused is logged with its reason.
+
+    A device whose actuator cannot work as the host is set up is observed only.
+    """
     found: dict[str, DeviceInfo] = {}
     for rule in rules:
         try:
@@ -237,7 +241,14 @@ def configured_devices(rules: Sequence[DeviceRule], mounts: Mounts) -> dict[str,
         except DeviceRefused as refusal:
             log.warning("device %r of the configuration is left out: %s", rule.device, refusal)
             continue
-        found[device.device] = DeviceInfo(device.device, device.name, Medium(device.medium), _capacity(rule))
+        capacity, actuator = _capacity(rule), "io.max"
+        try:
+            actuator = pick(rule.actuator, device.device, detect(device.device, root)).file
+        except DeviceRefused as refusal:
+            if capacity is not None:
+                log.warning("device %s is observed only: %s", device.name, refusal)
+            capacity = None
+        found[device.device] = DeviceInfo(device.device, device.name, Medium(device.medium), capacity, actuator)
     return found
 
 

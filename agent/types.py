@@ -70,12 +70,16 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A whole device that `io.max` accepts; `capacity` None means observed, never enforced."""
+    """A whole device that `io.max` accepts; `capacity` None means observed, never enforced.
+
+    `actuator` is the control file that limits are written to: io.max, io.weight or io.bfq.weight.
+    """
 
     device: str
     name: str
     medium: Medium
     capacity: Capacity | None = None
+    actuator: str = "io.max"
 
 
 @dataclass(frozen=True, slots=True)

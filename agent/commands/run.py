@@ -126,7 +126,7 @@ def _serve(
 ) -> int:
     journal, restored = recover_journal(config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
-    devices = configured_devices(config.devices, Mounts(Devices()))
+    devices = configured_devices(config.devices, Mounts(Devices()), root)
     node = LocalNode(root, config, make_probes(config, root, loader), devices, make_pods(stack))
     stack.callback(node.close)
     enforcer, guardian = make_enforcer(stack, config, root, mode, journal)

@@ -6,15 +6,15 @@ import pytest
 
 from agent.limits import SMALLEST_BYTES_PER_SECOND, SMALLEST_REQUESTS_PER_SECOND, desired_limits
 from agent.types import Capacity, Decision, DeviceInfo, DeviceView, Job, Medium, Quota
-from cgroup.lines import Limit, Target
+from cgroup.lines import Limit, Target, Weight
 
 DISK = "259:0"
 CAPACITY = Capacity(1e9, 5e8, 1e5, 5e4)
 JOBS = {7: Job(7, "a", "/train.slice/a", training=True), 8: Job(8, "b", "/batch.slice/b", training=False)}
 
 
-def limits(share, *, job=7, capacity=CAPACITY, applied=None, floor=0.0, ceiling=1.0):
-    devices = {DISK: DeviceView(DeviceInfo(DISK, "nvme0n1", Medium.SSD, capacity))}
+def limits(share, *, job=7, capacity=CAPACITY, applied=None, floor=0.0, ceiling=1.0, actuator="io.max"):
+    devices = {DISK: DeviceView(DeviceInfo(DISK, "nvme0n1", Medium.SSD, capacity, actuator))}
     decision = Decision({(job, DISK): Quota(share, "because")}, {}, {}, {})
     return desired_limits(decision, JOBS, devices, applied or {}, floor=floor, ceiling=ceiling)
 
@@ -62,3 +62,8 @@ def test_small_numbers_can_still_move():
     ((limit, _),) = limits(0.41, applied=standing).values()
     assert limit.riops == 3
     assert limit.wbps == 205_000_000
+
+
+@pytest.mark.parametrize("file", ["io.weight", "io.bfq.weight"])
+def test_weights_where_the_device_is_steered_by_them(file):
+    assert limits(0.05, actuator=file) == {Target(7, "/train.slice/a", DISK): (Weight(50, file), "because")}
