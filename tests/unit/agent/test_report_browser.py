@@ -1,5 +1,6 @@
 """The page in a real browser, at the width of a phone and of a desktop: marks, labels, no overflow, zoom, tooltips."""
 
+import io
 import json
 import os
 import re
@@ -7,14 +8,22 @@ import shutil
 import subprocess
 import tempfile
 from html import unescape
+from itertools import islice
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
 
 from agent.config import Config
 from agent.recording import Recorder, read
 from agent.report.gather import gather
 from agent.report.page import render
+from agent.snapshot import snapshot
+from agent.top.canvas import Canvas
+from agent.top.draw import draw
+from agent.top.trace import Trace
+from agent.top.view import View
 from tests.unit.agent.made_reports import story
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -171,13 +180,29 @@ def test_it_can_be_printed(page, tmp_path):
     assert 2 <= pages <= 20
 
 
+def top_as_html():
+    """The live view in the middle of the story, as a page."""
+    trace, shown = Trace(), {}
+    for report, _ in islice(story(120.0), 728):
+        shown = json.loads(json.dumps(snapshot(report)))
+        trace.add(shown)
+    console = Console(record=True, width=80, height=14, force_terminal=True, file=io.StringIO())
+    for line in draw(shown, View(), trace, Canvas(80, 14)).lines:
+        console.print(line)
+    return console.export_html(inline_styles=True, theme=MONOKAI)
+
+
 def test_screenshots_are_kept_where_asked(page, tmp_path):
-    """PREFETCHD_SCREENSHOTS=DIR keeps pictures of the page at both widths, for people to look at."""
+    """PREFETCHD_SCREENSHOTS=DIR keeps pictures of the page at both widths and of `top`, for people to look at."""
     folder = Path(os.environ.get("PREFETCHD_SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "top.html").write_text(top_as_html())
+    target = folder / "top.png"
+    chromium(f"--screenshot={target}", "--window-size=800,300", (tmp_path / "top.html").as_uri())
+    assert target.stat().st_size > 10_000
     (tmp_path / "page.html").write_text(page)
     (tmp_path / "frame.html").write_text(FRAME.replace("{width}", str(PHONE)).replace("900px", "2400px"))
-    for name, source, size in (("desktop", "page.html", "1280,2400"), ("phone", "frame.html", "360,2400")):
+    for name, source, size in (("desktop", "page.html", "1280,1500"), ("phone", "frame.html", "360,1500")):
         target = folder / f"report-{name}.png"
         chromium(f"--screenshot={target}", f"--window-size={size}", (tmp_path / source).as_uri())
         assert target.stat().st_size > 50_000
