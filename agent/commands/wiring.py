@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from agent import kube
 from agent.__main__ import version
-from agent.config import Config, Mode
+from agent.config import Config, ConfigError, Mode
 from agent.errors import CannotEnforceError
 from agent.hint_listener import HintListener
 from agent.history import History
@@ -23,6 +23,7 @@ from agent.snapshot import snapshot
 from bpf.block import BlockProbe
 from bpf.loader import Loader
 from bpf.nfs import NfsProbe
+from bpf.object_store import ANY_PEER, ObjectStoreProbe
 from bpf.page_cache import PageCacheProbe
 from bpf.probes import Probe
 from cgroup.enforce import Enforcer
@@ -43,9 +44,18 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
         (wanted.block, lambda: BlockProbe(loader)),
         (wanted.nfs, lambda: NfsProbe(loader)),
         (wanted.page_cache, lambda: PageCacheProbe(loader)),
+        (wanted.object_store, lambda: _object_store(config, loader)),
         (config.hint.enabled, lambda: HintListener(Path(config.hint.socket), Path(root))),
     )
     return [make() for is_wanted, make in ladder if is_wanted]
+
+
+def _object_store(config: Config, loader: Loader) -> Probe:
+    endpoints = config.probes.object_endpoints or ANY_PEER
+    try:
+        return ObjectStoreProbe(loader, endpoints=endpoints)
+    except ValueError as error:
+        raise ConfigError(f"probes.object_endpoints: {error}") from None
 
 
 def make_pods(stack: contextlib.ExitStack) -> kube.PodWatch | None:
