@@ -1,0 +1,320 @@
+"""One training process: its loaders, what it takes from them and how long it waits for that. Pure.
+
+The wait is seen in one of these grades. U: spans of PyTorch's own profiler hooks around `next()`. S2: from the loop's
+poll on the result pipe to the next task that it sends (all of `next()`), or to the end of the read where none follows.
+None: where the loop's thread cannot be seen (a pin-memory thread reads for it, or another thread consumes the loader).
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from bpf.dataloader_events import IN_PIN_THREAD, Event, is_own_object, is_single_process, sampling
+from bpf.dataloader_loader import Loader, Span, Taken
+from bpf.dataloader_queue import Queue
+from bpf.dataloader_single import SingleProcess
+from bpf.dataloader_streams import MAX_STREAMS, Features, Stream, is_validation, match
+from bpf.samples import IterationEvent, StreamCounters
+
+SETTLE_NS = 20_000_000
+"""How long an iteration may wait for the task that its taking sends, by a thread of its own."""
+
+_SURELY_WAITING_NS = 2_000_000
+"""A loop that is in `next()` for so long has found nothing in the queue of its pin-memory thread."""
+
+EXHAUSTED_NS = 1_000_000_000
+"""After so long without a message an exhausted loader is counted as taken to its end."""
+
+LONG_AGO_NS = 10_000_000_000
+"""After so long without another call of `next()` a batch is counted without knowing whether a step follows it."""
+
+
+class Trainer:
+    """The loaders of one process and the streams that they make."""
+
+    def __init__(self, process: int, cgroup_id: int) -> None:
+        self.process = process
+        self.cgroup_id = cgroup_id
+        self.loaders: list[Loader] = []
+        self.streams: list[Stream] = []
+        self.sees_spans = False
+        self._open: dict[int, Span] = {}
+        self._ended: dict[int, Span] = {}
+        self._last_loader: dict[int, Loader] = {}
+        self._last_stream: Stream | None = None
+        self._single = SingleProcess(self._new_stream, self._count)
+
+    # What happens on the pipes
+
+    def task_sent(self, loader: Loader, event: Event) -> None:
+        """The loop has sent a task to a worker."""
+        queue = loader.queue
+        if event.task == 0:
+            loader.sampling, loader.first_length = sampling(event.head), event.length
+        loader.last_sent_ns = loader.last_event_ns = event.start_ns
+        if not queue.send(event.task, event.pipe, len(loader.pipes)):
+            return
+        if self.sees_spans:
+            self._note_sent_in_span(loader, event)
+        elif queue.is_silent():
+            self._take_unread(loader, event.start_ns)
+        elif loader.taken is not None and loader.taken.time_ns <= event.start_ns:
+            self._settle(loader, event.start_ns)
+
+    def result_read(self, loader: Loader, event: Event) -> None:
+        """A result was read by a thread of the process."""
+        if not loader.proven:
+            return
+        loader.last_event_ns = event.time_ns
+        if is_own_object(event.head):
+            loader.queue.receive_stop(event.task)
+            return
+        if loader.stream is None:
+            self._link(loader)
+        loader.reader_is_pin = bool(event.flags & IN_PIN_THREAD)
+        loader.reader_is_main = event.in_main_thread
+        loader.queue.receive(event.task, waited=self._is_waited_for(event, by_pin_thread=loader.reader_is_pin))
+        self._note_in_span(loader, event)
+        if loader.reader_is_pin or self.sees_spans:
+            loader.asked_ns = None
+            return
+        loader.has_read = True
+        if loader.queue.takes(event.task):
+            self._settle(loader, None)
+            loader.queue.take(event.task)
+            loader.taken = Taken(event.time_ns, loader.asked_ns, loader.queue.depth)
+            loader.asked_ns, loader.has_read = None, False
+
+    def asked(self, loader: Loader, event: Event) -> None:
+        """A thread of the process waits on the result pipe, so it has taken all that it had read before."""
+        if event.flags & IN_PIN_THREAD:
+            return
+        self._note_in_span(loader, event)
+        if not self.sees_spans:
+            self._settle(loader, None)
+            queue = loader.queue
+            while not queue.unsettled and not queue.unordered and queue.next_task() in queue.received:
+                self._take_unread(loader, event.start_ns)
+        if loader.asked_ns is None:
+            loader.asked_ns = event.start_ns
+
+    def begin_epoch(self, loader: Loader, now_ns: int) -> None:
+        """Persistent workers start over."""
+        self._close_epoch(loader, now_ns)
+        loader.queue = Queue(loader.stream.capacity, unordered=loader.stream.unordered) if loader.stream else Queue()
+        loader.asked_ns, loader.has_read = None, False
+        if loader.stream is not None:
+            loader.stream.epoch += 1
+
+    def finish(self, loader: Loader, now_ns: int) -> None:
+        """The loader's workers are told to end."""
+        self._close_epoch(loader, now_ns)
+        with contextlib.suppress(ValueError):  # exhausted and taken to the end before
+            self.loaders.remove(loader)
+
+    # What the profiler's hooks tell
+
+    def next_entered(self, event: Event) -> None:
+        """The loop asks for a batch."""
+        if not self.sees_spans:
+            for loader in self.loaders:
+                self._settle(loader, None)
+            self.sees_spans = True
+        self._resolve(event.thread)
+        self._open[event.thread] = Span(event.start_ns, is_single_process(event.head), event.in_main_thread)
+
+    def next_ended(self, event: Event) -> None:
+        """The loop has its batch, or knows that there are no more."""
+        span = self._open.pop(event.thread, None)
+        if span is None:
+            return
+        span.end_ns = event.time_ns
+        span.depths = {loader: loader.queue.depth for loader in self.loaders}
+        self._ended[event.thread] = span
+
+    def stepped(self, event: Event) -> None:
+        """The optimizer has made a step."""
+        span = self._ended.get(event.thread)
+        if span is not None:
+            span.stepped = True
+        elif self._last_stream is not None:
+            self._last_stream.steps += 1
+
+    # What follows
+
+    def flush(self, now_ns: int) -> None:
+        """Count what no later event can tell more about."""
+        for loader in self.loaders:
+            if loader.taken is not None and now_ns - loader.taken.time_ns > SETTLE_NS:
+                self._settle(loader, None)
+        for thread, span in list(self._ended.items()):
+            if now_ns - span.end_ns > (LONG_AGO_NS if span.single else SETTLE_NS):
+                self._resolve(thread)
+        for loader in [loader for loader in self.loaders if self._is_done(loader, now_ns)]:
+            self.finish(loader, now_ns)
+
+    def _is_done(self, loader: Loader, now_ns: int) -> bool:
+        """Whether an exhausted loader has given its last batch; what it has read early is taken unseen on the pipes."""
+        if not loader.is_exhausted:
+            return False
+        return loader.queue.is_over() or (not self.sees_spans and now_ns - loader.last_event_ns > EXHAUSTED_NS)
+
+    def resolve_all(self) -> None:
+        """Count every span that has ended."""
+        for thread in list(self._ended):
+            self._resolve(thread)
+
+    def end(self) -> None:
+        """The process has ended: nothing more will be told."""
+        self.resolve_all()
+        self._single.release()
+
+    def counters(self) -> list[StreamCounters]:
+        """The counters of every stream that has been seen to give batches or to make the loop wait."""
+        live = {id(loader.stream): loader for loader in self.loaders if loader.stream is not None}
+        return [self._counters(stream, live.get(id(stream))) for stream in self.streams]
+
+    def _counters(self, stream: Stream, loader: Loader | None) -> StreamCounters:
+        queue = loader.queue if loader is not None and not loader.queue.is_over() else None
+        return stream.counters(
+            self.cgroup_id,
+            validation=is_validation(stream, self.streams),
+            depth=None if queue is None else queue.depth,
+            capacity=stream.capacity if queue is None else queue.capacity,
+            waiting_since_ns=self._waiting_since(stream, loader),
+        )
+
+    def _waiting_since(self, stream: Stream, loader: Loader | None) -> int | None:
+        span = self._open.get(self.process)
+        if span is None:
+            return loader.asked_ns if loader is not None and loader.reader_is_main and not self.sees_spans else None
+        if span.single:
+            return span.start_ns if stream is self._single.latest else None
+        here = span.loader or self._last_loader.get(self.process)
+        if loader is None or here is not loader:
+            return None
+        is_dry = loader.queue.depth == 0 if loader.reader_is_pin else loader.asked_ns is not None
+        return span.start_ns if is_dry else None
+
+    def _is_waited_for(self, event: Event, *, by_pin_thread: bool) -> bool:
+        """Whether the result just read is the one that the loop is waiting for."""
+        if not by_pin_thread:
+            return True
+        span = self._open.get(self.process)
+        return span is not None and event.start_ns - span.start_ns > _SURELY_WAITING_NS
+
+    def _link(self, loader: Loader) -> None:
+        """Find the stream that a loader continues, now that its queue is primed."""
+        features = Features(len(loader.pipes), loader.queue.primed, loader.sampling, loader.first_length)
+        busy = [other.stream for other in self.loaders if not other.is_exhausted]
+        idle = [stream for stream in self.streams if not self._single.owns(stream) and stream not in busy]
+        stream = match(features, idle, any_will_do=len(self.streams) >= MAX_STREAMS) or self._new_stream()
+        if not loader.queue.starts_late:
+            stream.features = features
+        for other in [other for other in self.loaders if other.stream is stream]:
+            self.finish(other, loader.last_event_ns)
+        stream.epoch += 1
+        loader.stream = stream
+        loader.queue.unordered |= stream.unordered
+
+    def _new_stream(self) -> Stream:
+        stream = Stream(f"{self.process}/{len(self.streams)}")
+        self.streams.append(stream)
+        return stream
+
+    def _count(self, stream: Stream, iteration: IterationEvent) -> None:
+        if stream is not self._last_stream:
+            self._last_stream = stream
+            stream.runs += 1
+        stream.grade = "" if iteration.wait_ns is None else "U" if self.sees_spans else "S2"
+        stream.count(iteration)
+
+    def _count_from(self, loader: Loader, time_ns: int, wait_ns: int | None, depth: int | None) -> None:
+        if loader.stream is None:
+            self._link(loader)
+        stream = loader.stream
+        assert stream is not None  # noqa: S101  # just linked
+        stream.unordered |= loader.queue.unordered
+        if not loader.queue.unsettled and not loader.queue.is_over():
+            stream.capacity = max(stream.capacity or 0, loader.queue.primed)
+        self._count(stream, IterationEvent(time_ns, wait_ns, depth))
+
+    def _take_unread(self, loader: Loader, time_ns: int) -> None:
+        """A batch was taken without a read of its own, or (unsettled) at a time that only the next task tells."""
+        if not loader.proven or not loader.queue.take_silently():
+            return
+        wait_ns: int | None = 0
+        if loader.has_read:
+            wait_ns = None if loader.asked_ns is None else max(0, time_ns - loader.asked_ns)
+            loader.asked_ns, loader.has_read = None, False
+        if not loader.reader_is_main:
+            wait_ns = None
+        self._count_from(loader, time_ns, wait_ns, loader.queue.depth)
+
+    def _settle(self, loader: Loader, sent_ns: int | None) -> None:
+        """Count the batch that was read, now that the end of `next()` is known or will not be."""
+        taken, loader.taken = loader.taken, None
+        if taken is None:
+            return
+        wait_ns = None
+        if taken.asked_ns is not None and loader.reader_is_main:
+            wait_ns = max(0, (sent_ns or taken.time_ns) - taken.asked_ns)
+        depth = taken.depth if sent_ns is None else loader.queue.depth  # at the end of `next()`
+        self._count_from(loader, sent_ns or taken.time_ns, wait_ns, depth)
+
+    def _close_epoch(self, loader: Loader, now_ns: int) -> None:
+        """Count the last batches, which no read or task has told, unless the epoch was broken off."""
+        self.resolve_all()
+        self._settle(loader, None)
+        queue = loader.queue
+        if self.sees_spans or not loader.proven or not queue.is_complete() or self._was_broken_off(loader, now_ns):
+            return
+        while queue.next_task() is not None and queue.take_silently():
+            self._count_from(loader, now_ns, 0 if loader.reader_is_main else None, queue.depth)
+
+    def _was_broken_off(self, loader: Loader, now_ns: int) -> bool:
+        """A pin-memory thread reads ahead, so only time tells whether the loop has taken what was read.
+
+        After the last task was sent, the rest of a full epoch takes as many iterations as the queue holds.
+        """
+        stream = loader.stream
+        if not loader.reader_is_pin or stream is None or len(stream.recent) < 2:
+            return False
+        first, last = stream.recent[0], stream.recent[-1]
+        gap_ns = (last.time_ns - first.time_ns) / (len(stream.recent) - 1)
+        return now_ns - loader.last_sent_ns < 0.5 * gap_ns * len(loader.queue.outstanding)
+
+    def _note_in_span(self, loader: Loader, event: Event) -> None:
+        span = self._open.get(event.thread)
+        if span is not None:
+            span.loader = loader
+
+    def _note_sent_in_span(self, loader: Loader, event: Event) -> None:
+        """A task is sent for a batch taken, in a span that may have ended before the sending thread got to run."""
+        for span in (*self._ended.values(), *self._open.values()):
+            if span.loader is None and not span.single and span.start_ns <= event.start_ns:
+                span.loader = loader
+                return
+
+    def _resolve(self, thread: int) -> None:
+        """Count the batch of a span that has ended."""
+        span = self._ended.pop(thread, None)
+        if span is None:
+            return
+        if span.single:
+            self._single.add(span)
+        elif self._resolve_with_workers(span, thread) and span.stepped and self._last_stream is not None:
+            self._last_stream.steps += 1
+
+    def _resolve_with_workers(self, span: Span, thread: int) -> bool:
+        loader = span.loader or self._last_loader.get(thread)
+        if loader is None or loader not in self.loaders or not loader.proven:
+            return False
+        self._last_loader[thread] = loader
+        if not loader.queue.take_in_span():
+            return False
+        depth = span.depths.get(loader)
+        if depth is not None:
+            depth = max(0, depth - 1)
+        self._count_from(loader, span.end_ns, span.wait_ns, depth)
+        return True

@@ -1,0 +1,324 @@
+"""The DataLoader probe on real PyTorch training loops, against the books that these keep themselves.
+
+Every value is compared with the trainer's own clock and its loader's own queues (trainer_torch.py). This machine has
+other work to do, so a comparison may be tried twice.
+"""
+
+import importlib.util
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bpf.dataloader import DataLoaderProbe
+from bpf.samples import ProbeState
+from tests.native.conftest import missing
+
+pytestmark = pytest.mark.native
+
+TRAINER = Path(__file__).with_name("trainer_torch.py")
+STARVED = 0.25
+READ_SECONDS = 0.1
+
+
+@dataclass
+class Seen:
+    """What the probe told of one stream until its process ended."""
+
+    last: object = None
+    events: list = field(default_factory=list)
+
+
+class Trainer:
+    """One training process in a cgroup, forked by the `farm`."""
+
+    def __init__(self, farm, cgroup, out, **plan):
+        self.out = out
+        self.processes = cgroup / "cgroup.procs"
+        self.cgroup_id = cgroup.stat().st_ino
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(str(out.with_suffix(".sock")))
+            door.listen()
+            order = {"cgroup": str(cgroup), "out": str(out), "socket": door.getsockname(), "plan": plan}
+            farm.stdin.write(json.dumps(order) + "\n")
+            farm.stdin.flush()
+            door.settimeout(60)
+            self.talk, _ = door.accept()
+        assert self.talk.recv(6) == b"ready\n"
+
+    def say(self):
+        self.talk.send(b"\n")
+
+    def is_done(self):
+        readable, _, _ = select.select([self.talk], [], [], 0)
+        return bool(readable)
+
+    def close(self):
+        self.talk.close()
+        deadline = time.monotonic() + 30
+        while self.processes.read_text():
+            assert time.monotonic() < deadline, "the trainer does not end"
+            time.sleep(0.02)
+
+    def books(self, loader="training"):
+        return [tuple(record[1:]) for record in json.loads(self.out.read_text()) if record[0] == loader]
+
+
+class Watch:
+    """Reads the probe as the agent's loop does."""
+
+    def __init__(self, probe):
+        self.probe = probe
+        self.seen: dict[str, Seen] = {}
+
+    def read(self):
+        streams = self.probe.read(time.monotonic_ns()).streams
+        for stream in streams:
+            seen = self.seen.setdefault(stream.stream, Seen())
+            seen.last = stream
+            seen.events += stream.recent
+        return streams
+
+    def until(self, condition, seconds=60):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            time.sleep(READ_SECONDS)
+            self.read()
+            assert time.monotonic() < deadline, "the trainer takes too long"
+
+    def run(self, *trainers):
+        """Let trainers train to their end; the processes stay."""
+        for trainer in trainers:
+            trainer.say()
+        self.finish(*trainers)
+
+    def finish(self, *trainers):
+        self.until(lambda: all(trainer.is_done() for trainer in trainers))
+        quiet = time.monotonic() + 1.2  # what shows only by its absence
+        self.until(lambda: time.monotonic() > quiet)
+
+    def only(self):
+        (seen,) = self.seen.values()
+        return seen
+
+
+@pytest.fixture(scope="module")
+def farm():
+    if importlib.util.find_spec("torch") is None:
+        missing("PyTorch is not installed: pip install -e .[torch]")
+    command = [sys.executable, "-W", "ignore", str(TRAINER)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+@pytest.fixture(scope="module", params=["hooks", "pipes"])
+def any_probe(request, loader):
+    made = DataLoaderProbe(loader, hooks=request.param == "hooks")
+    assert made.status().state is not ProbeState.UNAVAILABLE, made.status().why
+    yield made
+    assert made.status().lost_events == 0
+    made.close()
+
+
+@pytest.fixture
+def probe(any_probe):
+    yield any_probe
+    any_probe.manage([])
+
+
+@pytest.fixture
+def hooks(any_probe):
+    return any_probe._hooks
+
+
+@pytest.fixture
+def start(farm, probe, hooks, make_cgroup, tmp_path):
+    """Start trainers, in one cgroup each unless one is given; the hooks are in place before the first one trains."""
+    started = []
+
+    def begin(cgroup=None, **plan):
+        started.append(Trainer(farm, cgroup or make_cgroup(), tmp_path / f"books-{len(started)}", **plan))
+        return started[-1]
+
+    if hooks and not probe._libraries:
+        first = begin(batches=1)
+        probe.manage([first.cgroup_id])
+        watch = Watch(probe)
+        first.say()
+        watch.until(lambda: probe._libraries)
+        probe.manage([])
+    yield begin
+    for trainer in started:
+        trainer.close()
+
+
+def train(probe, start, /, **plan):
+    """Train once under watch."""
+    trainer = start(**plan)
+    probe.manage([trainer.cgroup_id])
+    watch = Watch(probe)
+    watch.run(trainer)
+    return trainer, watch
+
+
+def depth_error(events, books):
+    """Mean absolute difference of the batches that were ready."""
+    differences = [abs(event.depth - book[3]) for event, book in zip(events, books, strict=True)]
+    return sum(differences) / len(differences)
+
+
+def wait_error(seen, books):
+    """Relative error of the time that the loop waited, and the share of its time that it did."""
+    waited = sum(got - asked for _, asked, got, _ in books)
+    return seen.last.wait_ns / waited - 1, waited / (books[-1][2] - books[0][1])
+
+
+PLANS = {
+    "2 workers": {"workers": 2, "prefetch": 2, "batches": 80},
+    "4 workers uneven": {"workers": 4, "prefetch": 4, "batches": 100, "load": 60, "uneven": True},
+    "prefetch 4": {"workers": 2, "prefetch": 4, "batches": 80},
+    "iterable": {"workers": 2, "batches": 80, "epochs": 2, "iterable": True},
+    "iterable persistent": {"workers": 4, "batches": 80, "epochs": 2, "iterable": True, "persistent": True, "load": 60},
+    "persistent": {"workers": 2, "batches": 60, "epochs": 3, "persistent": True, "uneven": True},
+    "any order": {"workers": 4, "batches": 80, "load": 60, "uneven": True, "in_order": False},
+    "large batches": {"workers": 2, "batches": 60, "batch": 600, "load": 30, "start": "spawn", "pool": True},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_iterations_depth_and_stall(probe, hooks, start, name):
+    for is_last in (False, True):
+        trainer, watch = train(probe, start, **PLANS[name])
+        books, seen = trainer.books(), watch.only()
+        assert seen.last.iterations == len(seen.events) == len(books)
+        assert seen.last.epoch == PLANS[name].get("epochs", 1)
+        assert seen.last.capacity == PLANS[name]["workers"] * PLANS[name].get("prefetch", 2)
+        assert seen.last.grade == ("U" if hooks else "S2")
+        depth, (wait, starved) = depth_error(seen.events, books), wait_error(seen, books)
+        print(f"{name}: {len(books)} iterations, depth ±{depth:.3f}, stall {wait:+.1%}, starved {starved:.0%}")
+        assert starved > STARVED, "this plan is meant to starve"
+        if is_last or (depth <= 0.1 and abs(wait) <= 0.05):
+            assert depth <= 0.1
+            assert abs(wait) <= 0.05
+            return
+
+
+def test_pin_memory_thread(probe, hooks, start):
+    """It reads ahead for the loop, so the pipes alone show neither the wait nor when the last batches are taken."""
+    for is_last in (False, True):
+        trainer, watch = train(probe, start, batches=60, epochs=2, pinned=True)
+        books, seen = trainer.books(), watch.only()
+        assert seen.last.iterations == len(books)
+        depth = depth_error(seen.events, books)
+        wait = wait_error(seen, books)[0] if hooks else 0.0
+        print(f"pinned: depth ±{depth:.3f}, stall {wait:+.1%}")
+        if is_last or (depth <= 0.15 and abs(wait) <= 0.05):
+            assert depth <= (0.15 if hooks else 0.3)
+            assert abs(wait) <= 0.05
+            assert (seen.last.wait_ns is None) == (not hooks)
+            return
+
+
+def test_no_workers(probe, hooks, start):
+    trainer, watch = train(probe, start, workers=0, batches=40, epochs=2)
+    if not hooks:
+        assert watch.seen == {}
+        return
+    books, seen = trainer.books(), watch.only()
+    assert seen.last.iterations == len(books)
+    assert seen.last.depth is seen.last.capacity is None
+    assert abs(wait_error(seen, books)[0]) <= 0.05
+
+
+@pytest.mark.parametrize("workers", [2, 0])
+def test_validation_is_told_from_training(probe, hooks, start, workers):
+    plan = {"validation_batches": 8, "validation_workers": workers, "shuffle": True}
+    trainer, watch = train(probe, start, workers=2, batches=40, epochs=3, **plan)
+    training = [seen.last for seen in watch.seen.values() if not seen.last.validation]
+    assert [stream.iterations for stream in training] == [120]
+    if hooks or workers:
+        validation = [seen.last for seen in watch.seen.values() if seen.last.validation]
+        assert [(stream.iterations, stream.epoch) for stream in validation] == [(24, 3)]
+        assert len(trainer.books("validation")) == 24
+
+
+def test_loop_broken_off_early(probe, start):
+    for persistent in (False, True):
+        trainer, watch = train(probe, start, batches=40, epochs=3, break_after=20, persistent=persistent)
+        assert watch.only().last.iterations == len(trainer.books()) == 60
+
+
+def test_loader_consumed_by_a_thread(probe, start):
+    """Cadence and depth hold; whose loop waits cannot be known."""
+    trainer, watch = train(probe, start, batches=50, in_thread=True)
+    seen = watch.only().last
+    assert (seen.iterations, seen.wait_ns, seen.grade) == (len(trainer.books()), None, "")
+
+
+def test_ranks_of_one_job(probe, start, make_cgroup):
+    job = make_cgroup()
+    ranks = [start(make_cgroup(parent=job), batches=40, load=load) for load in (20, 40)]
+    stranger = start(batches=10)
+    probe.manage([job.stat().st_ino])
+    watch = Watch(probe)
+    watch.run(*ranks, stranger)
+    assert [seen.last.iterations for seen in watch.seen.values()] == [40, 40]
+    assert {seen.last.cgroup_id for seen in watch.seen.values()} == {job.stat().st_ino}
+    assert len({name.partition("/")[0] for name in watch.seen}) == 2
+
+
+def test_restarted_trainer_is_another_stream(probe, start, make_cgroup):
+    job = make_cgroup()
+    probe.manage([job.stat().st_ino])
+    watch = Watch(probe)
+    for batches in (20, 30):
+        trainer = start(job, batches=batches)
+        watch.run(trainer)
+        trainer.close()
+    watch.until(lambda: not watch.read())
+    assert sorted(seen.last.iterations for seen in watch.seen.values()) == [20, 30]
+
+
+def test_late_attach(probe, start):
+    """From the middle of an epoch: iterations from then on, depth as soon as it can be known."""
+    trainer = start(batches=150, epochs=2, workers=2, prefetch=2)
+    trainer.say()
+    time.sleep(1.0)
+    probe.manage([trainer.cgroup_id])
+    attached, watch = time.monotonic_ns(), Watch(probe)
+    watch.finish(trainer)
+    books, seen = trainer.books(), watch.only()
+    later = [book for book in books if book[2] > attached]
+    assert 100 < len(later) < len(books), "attached too early or too late to say anything"
+    assert abs(seen.last.iterations - len(later)) <= 4
+    assert seen.last.capacity == 4
+    assert depth_error(seen.events[-100:], later[-100:]) <= 0.15
+
+
+def test_waiting_is_seen_while_it_lasts(probe, start):
+    trainer = start(batches=2, load=3000, workers=1)
+    probe.manage([trainer.cgroup_id])
+    watch = Watch(probe)
+    trainer.say()
+    watch.until(lambda: any(seen.last.iterations for seen in watch.seen.values()))
+    watch.until(lambda: watch.only().last.waiting_since_ns is not None)
+    since = watch.only().last.waiting_since_ns
+    watch.finish(trainer)
+    _, asked, _, _ = trainer.books()[1]
+    assert abs(since - asked) < 50_000_000
+    assert watch.only().last.waiting_since_ns is None
+
+
+def test_nothing_is_traced_while_nobody_is_managed(probe, start):
+    trainer = start(batches=5)
+    watch = Watch(probe)
+    probe.manage([])
+    watch.run(trainer)
+    assert watch.seen == {}
+    assert not any(target.startswith("tracepoint:") for target in probe._program.attached)
