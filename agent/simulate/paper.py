@@ -19,7 +19,7 @@ MODES = ("cold_start", "cache_thrash", "remote_congestion")
 Progress = Callable[[float], None]
 
 STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11)
-"""Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the last but 2.0 at 60."""
+"""Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the last is a little too wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,18 @@ class Estimate:
         if len(values) < 2:
             return cls(fmean(values) if values else 0.0, 0.0)
         freedom = len(values) - 1
-        quantile = STUDENT_95[freedom - 1] if freedom <= len(STUDENT_95) else 2.0
+        quantile = STUDENT_95[min(freedom, len(STUDENT_95)) - 1]
         return cls(fmean(values), quantile * stdev(values) / sqrt(len(values)))
+
+
+def reduction(values: Sequence[float], references: Sequence[float]) -> Estimate:
+    """1 - mean(values) / mean(references) of pairs, one per window; its interval follows from the pairs."""
+    reference = fmean(references)
+    if reference <= 0.0:
+        return Estimate(0.0, 0.0)
+    ratio = fmean(values) / reference
+    rest = Estimate.of([value - ratio * other for value, other in zip(values, references, strict=True)])
+    return Estimate(1.0 - ratio, rest.half_width / reference)
 
 
 @dataclass(slots=True)
@@ -58,6 +68,22 @@ class WindowFigures:
     control_seconds: float = 0.0
     control_steps: int = 0
     writes: int = 0
+
+    @property
+    def wait_ms(self) -> float:
+        """Wait per iteration."""
+        return 1e3 * self.wait_seconds / max(1, self.iterations)
+
+    @property
+    def local_wait_ms(self) -> float:
+        """The same without remote congestion, which no cap on a local device can move."""
+        iterations = self.iterations - self.mode_iterations["remote_congestion"]
+        return 1e3 * (self.wait_seconds - self.mode_wait["remote_congestion"]) / max(1, iterations)
+
+    @property
+    def events_per_hour(self) -> float:
+        """Events per job and hour."""
+        return 3600.0 * self.events / (self.jobs * self.seconds)
 
 
 def window_figures(testbed: Testbed, window: Window, outcome: RunOutcome) -> WindowFigures:
@@ -108,17 +134,21 @@ class PolicyFigures:
     @property
     def wait_ms(self) -> Estimate:
         """Wait per iteration."""
-        return self.over(lambda one: 1e3 * one.wait_seconds / max(1, one.iterations))
+        return self.over(lambda one: one.wait_ms)
 
     @property
     def events_per_hour(self) -> Estimate:
         """Events per job and hour."""
-        return self.over(lambda one: 3600.0 * one.events / (one.jobs * one.seconds))
+        return self.over(lambda one: one.events_per_hour)
 
     @property
     def samples_per_second(self) -> Estimate:
         """Throughput of the node."""
         return self.over(lambda one: one.samples / one.seconds)
+
+    def reduction(self, reference: PolicyFigures, figure: Callable[[WindowFigures], float]) -> Estimate:
+        """How much lower a figure is than under another policy in the same windows (0..1)."""
+        return reduction([figure(one) for one in self.windows], [figure(one) for one in reference.windows])
 
     def failure_rate(self, mode: str) -> float:
         """Share of a mode's iterations that starve, over all windows."""

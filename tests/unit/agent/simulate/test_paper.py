@@ -7,7 +7,7 @@ import pytest
 from agent.__main__ import main
 from agent.errors import UsageError
 from agent.simulate.machine import LAB
-from agent.simulate.paper import Estimate, PolicyFigures, WindowFigures, paper_testbed, run_testbed
+from agent.simulate.paper import Estimate, PolicyFigures, WindowFigures, paper_testbed, reduction, run_testbed
 from agent.simulate.run import simulate, summarise
 from agent.simulate.tables import paper_document, paper_lines, scenario_document, scenario_lines
 from agent.simulate.testbed import load_testbed, scenario_devices, scenario_jobs, windows
@@ -106,6 +106,16 @@ def test_an_interval_covers_the_mean_as_often_as_it_says():
         estimate = Estimate.of([generator.gauss(10, 3) for _ in range(8)])
         covered += abs(estimate.mean - 10) <= estimate.half_width
     assert covered / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_a_reduction_is_known_better_than_either_figure_where_windows_differ_alike():
+    references = [10.0, 50.0, 90.0, 20.0, 70.0]
+    halved = reduction(
+        [0.5 * value + 0.1 * sign for value, sign in zip(references, (1, -1, 1, -1, 1), strict=True)], references
+    )
+    assert halved.mean == pytest.approx(0.5, abs=0.01)
+    assert halved.half_width < 0.01
+    assert reduction([1.0, 2.0], [0.0, 0.0]) == Estimate(0.0, 0.0)
 
 
 def test_one_window_has_no_interval():
