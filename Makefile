@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: help setup setup-test demo run test test-nightly lint bench lab package clean
+.PHONY: help setup setup-test demo run test test-nightly lint bench lab paper package clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -33,6 +33,9 @@ bench: setup-test ## what the agent costs (ARGS="--json FILE")
 
 lab: setup-test ## a shell in the lab guest
 	@$(PYTHON) -m tests.lab shell
+
+paper: setup-test ## the source paper's testbed in the simulator, its figures beside ours (about 20 CPU minutes)
+	@.venv/bin/prefetchd simulate --scenario paper --policy static,paper,adaptive --seed 1,2,3 $(ARGS)
 
 package: setup-test ## one archive that installs without a network, in dist/
 	@$(PYTHON) packaging/package.py $(ARGS)
