@@ -15,7 +15,7 @@ from agent.jobs import PodInfo, PodLookup, no_pods, select_jobs
 from agent.signals import IoCounts, JobSample
 from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
 from bpf.probes import Probe
-from bpf.samples import BlockCounters, BlockKey, ProbeState, ProbeStatus, Sample, merge_samples
+from bpf.samples import BlockCounters, BlockKey, ProbeState, ProbeStatus, Sample, StreamCounters, merge_samples
 from cgroup.actuators import detect, pick
 from cgroup.devices import Devices
 from cgroup.diskstats import parse_diskstats
@@ -163,7 +163,7 @@ def split_by_job(sample: Sample, jobs: Mapping[JobId, Job]) -> dict[JobId, JobSa
             job=job,
             time_ns=sample.time_ns,
             blocks=blocks.get(job, {}),
-            streams=tuple(streams.get(job, ())),
+            streams=preferred_streams(streams.get(job, ())),
             nfs=nfs.get(job, {}),
             objects=objects.get(job, {}),
             cache=sample.cache.get(job),
@@ -171,6 +171,12 @@ def split_by_job(sample: Sample, jobs: Mapping[JobId, Job]) -> dict[JobId, JobSa
         )
         for job in jobs
     }
+
+
+def preferred_streams(streams: Sequence[StreamCounters]) -> tuple[StreamCounters, ...]:
+    """A loop that tells its own state is believed; what is inferred of the same job besides would count twice."""
+    told = tuple(stream for stream in streams if stream.source == "hint")
+    return told or tuple(streams)
 
 
 def managed_bytes(

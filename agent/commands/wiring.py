@@ -21,6 +21,7 @@ from agent.metrics import ReportCollector
 from agent.server import Endpoint
 from agent.snapshot import snapshot
 from bpf.block import BlockProbe
+from bpf.dataloader import DataLoaderProbe
 from bpf.loader import Loader
 from bpf.nfs import NfsProbe
 from bpf.object_store import ANY_PEER, ObjectStoreProbe
@@ -45,6 +46,7 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
         (wanted.nfs, lambda: NfsProbe(loader)),
         (wanted.page_cache, lambda: PageCacheProbe(loader)),
         (wanted.object_store, lambda: _object_store(config, loader)),
+        (wanted.dataloader, lambda: DataLoaderProbe(loader)),
         (config.hint.enabled, lambda: HintListener(Path(config.hint.socket), Path(root))),
     )
     return [make() for is_wanted, make in ladder if is_wanted]

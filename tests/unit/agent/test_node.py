@@ -1,0 +1,78 @@
+"""How the node's counters are split by job, and what unmanaged cgroups are said to use."""
+
+from agent.config import DeviceRule
+from agent.node import UnmanagedTraffic, configured_devices, preferred_streams, split_by_job
+from agent.types import Capacity, DeviceInfo, Job, Medium
+from bpf.samples import BlockCounters, BlockKey, CacheCounters, Sample, StreamCounters
+from cgroup.devices import Devices
+from cgroup.errors import DeviceRefused
+from cgroup.mounts import Mounts
+
+DISK = "259:0"
+MIB = 1 << 20
+JOBS = {1: Job(1, "a", "/a", training=True), 2: Job(2, "b", "/b", training=True)}
+
+
+def block(count):
+    return BlockCounters(count // 4096, count, 0, 0, 0, (0,) * 32)
+
+
+def stream(job, source="hint"):
+    return StreamCounters(job, f"{source}/0", source, False, 1, 1, 8, 0, None, None, 1)
+
+
+def test_split_by_job_leaves_strangers_out():
+    blocks = {BlockKey(1, DISK, "read"): block(4096), BlockKey(9, DISK, "read"): block(8192)}
+    sample = Sample(5, blocks, (stream(1), stream(2), stream(9)), cache={2: CacheCounters(10, 1)})
+    parts = split_by_job(sample, JOBS)
+    assert set(parts) == {1, 2}
+    assert list(parts[1].blocks) == [BlockKey(1, DISK, "read")]
+    assert parts[2].blocks == {}
+    assert parts[2].cache == CacheCounters(10, 1)
+    assert [len(part.streams) for part in parts.values()] == [1, 1]
+    assert parts[1].time_ns == 5
+
+
+def test_a_hint_is_believed_before_an_inference():
+    hint, inferred = stream(1), stream(1, "dataloader")
+    assert preferred_streams([inferred, hint]) == (hint,)
+    assert preferred_streams([inferred]) == (inferred,)
+
+
+def unmanaged(*steps):
+    """Shares after (disk read bytes, our read bytes) once a second, with a device of 100 MiB/s."""
+    traffic = UnmanagedTraffic()
+    devices = {DISK: DeviceInfo(DISK, "nvme0n1", Medium.SSD, Capacity(100 * MIB, 100 * MIB, 1e5, 1e5))}
+    shares = {}
+    for second, (total, ours) in enumerate(steps):
+        shares = traffic.update(second * 10**9, {DISK: (total, 0)}, {DISK: {(1, "read"): ours}}, devices)
+    return shares.get(DISK, 0.0)
+
+
+def test_unmanaged_is_what_the_jobs_did_not_do():
+    assert unmanaged(*[(second * 50 * MIB, second * 50 * MIB) for second in range(20)]) == 0.0
+    share = unmanaged(*[(second * 50 * MIB, second * 20 * MIB) for second in range(20)])
+    assert abs(share - 0.3) < 0.001
+
+
+def test_a_job_that_is_gone_does_not_make_traffic_negative():
+    assert unmanaged((0, 0), (50 * MIB, 50 * MIB), (100 * MIB, 10 * MIB)) >= 0.0
+
+
+def test_devices_that_are_refused_are_left_out_with_a_reason(caplog):
+    class Refusing(Mounts):
+        def resolve(self, spec, medium=None):
+            raise DeviceRefused(f"{spec} is a loop device")
+
+    rules = [DeviceRule(device="/dev/loop0")]
+    assert configured_devices(rules, Refusing(Devices()), "/sys/fs/cgroup") == {}
+    assert "'/dev/loop0'" in caplog.text
+    assert "loop device" in caplog.text
+
+
+def test_a_device_that_cannot_be_steered_is_observed_only(tmp_path, caplog):
+    (name, *_) = (device.device for device in Devices().all())
+    rules = [DeviceRule(device=name, read_bytes_per_second=1e9)]
+    found = configured_devices(rules, Mounts(Devices()), str(tmp_path))
+    assert found[name].capacity is None
+    assert "observed only" in caplog.text
