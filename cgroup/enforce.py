@@ -189,7 +189,7 @@ class Enforcer:
             if reason is not None and line.path not in self._refused:  # said once: who asks goes on asking
                 self._refused.add(line.path)
                 results.append(failed(line, why, f"never written, since {reason}"))
-            elif reason is None and line not in self._conflicts and line not in self._stuck:
+            elif reason is None and line not in self._conflicts:
                 wanted[line] = (setting.values(), why)
         return wanted
 

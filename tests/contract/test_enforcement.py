@@ -337,6 +337,17 @@ class TestRestore:
         assert journal.entries == {}
         journal.close()
 
+    def test_limits_go_before_the_controller_that_carries_them(self, node, tmp_path):
+        target = node.make("a")
+        node.files.write(subtree_line(node), {"io": None})
+        journal = Journal.open(str(tmp_path / "crashed"))
+        enforcer = Enforcer(node.files, journal, "enforce", may_enable_io=True)
+        enforcer.enable_io(target.path, "test")
+        enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.0)
+        assert len(recover(node.files, journal).restored) == 2
+        assert node.files.read(subtree_line(node)) == {"io": None}
+        journal.close()
+
     def test_only_what_is_still_ours_is_restored(self, node, tmp_path):
         one, two = node.make("a"), node.make("b")
         journal = self.crash(node, str(tmp_path / "crashed"), {one: Limit(rbps=MIB, riops=50), two: Limit(rbps=MIB)})

@@ -162,6 +162,7 @@ def test_a_disk_whose_limits_go_before_it_does_is_no_foreign_change(node, journa
     assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.1)) == []
     node.pull(target.device)
     assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.2)) == ["vanished"]
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.3)) == [], "told once, not at every pass"
     node.plug(target.device)
     assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.2 + RETRY_SECONDS)) == ["written"]
     assert enforcer.conflicts == {}
