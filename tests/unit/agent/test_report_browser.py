@@ -89,16 +89,23 @@ def page(tmp_path_factory):
     return render(gather(read(path)), "a-recording-with-a-rather-long-name-of-a-node.rec")
 
 
-def chromium(*arguments):
+def chromium(*arguments, drawn):
+    """Run the browser; `drawn(process)` says whether it did what was asked."""
     if BROWSER is None:
         reason = "no Chromium is installed: apt-get install chromium"
         if os.environ.get("CI", "").lower() == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    with tempfile.TemporaryDirectory() as profile:
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-                 "--disable-extensions", "--disable-background-networking", f"--user-data-dir={profile}"]  # fmt: skip
-        return subprocess.run([BROWSER, *flags, *arguments], capture_output=True, text=True, check=False, timeout=120)
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+             "--disable-extensions", "--disable-background-networking", "--virtual-time-budget=8000",
+             "--run-all-compositor-stages-before-draw"]  # fmt: skip
+    for _ in range(3):  # on a busy machine a browser may give up before it has drawn
+        with tempfile.TemporaryDirectory() as profile:
+            done = subprocess.run([BROWSER, *flags, f"--user-data-dir={profile}", *arguments], capture_output=True,
+                                  text=True, check=False, timeout=120)  # fmt: skip
+        if done.returncode == 0 and drawn(done):
+            return done
+    raise AssertionError(f"the browser draws nothing: {done.stderr[-2000:]}")
 
 
 @pytest.fixture(scope="module", params=[PHONE, DESKTOP], ids=["phone", "desktop"])
@@ -107,11 +114,10 @@ def measured(request, page, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     (folder / "page.html").write_text(page.replace("</body>", MEASURE + "</body>"))
     (folder / "frame.html").write_text(FRAME.replace("{width}", str(request.param)))
-    done = chromium("--dump-dom", "--virtual-time-budget=8000", f"--window-size={request.param + 40},1000",
-                    (folder / "frame.html").as_uri())  # fmt: skip
-    found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found, done.stdout[-500:] + done.stderr[-2000:]
-    return request.param, json.loads(unescape(found[1]))
+    result = re.compile(r'<pre id="result">(.+?)</pre>', re.DOTALL)
+    done = chromium("--dump-dom", f"--window-size={request.param + 40},1000", (folder / "frame.html").as_uri(),
+                    drawn=lambda process: result.search(process.stdout))  # fmt: skip
+    return request.param, json.loads(unescape(result.search(done.stdout)[1]))
 
 
 def test_nothing_is_wider_than_the_screen(measured):
@@ -158,14 +164,18 @@ def test_dragging_zooms_every_plot_and_escape_goes_back(measured):
     assert result["hidden"]
 
 
+def picture(source, target, size):
+    """A screenshot of a file."""
+    chromium(f"--screenshot={target}", f"--window-size={size}", source.resolve().as_uri(),
+             drawn=lambda _: target.exists() and target.stat().st_size > 10_000)  # fmt: skip
+    return target.read_bytes()
+
+
 def test_pictures_are_there_without_scripts(page, tmp_path):
     """Without a script the same pixels are drawn: a page whose scripts are gone looks the same."""
-    shots = []
-    for name, text in (("with", page), ("without", re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))):
-        (tmp_path / f"{name}.html").write_text(text)
-        target = tmp_path / f"{name}.png"
-        chromium(f"--screenshot={target}", "--window-size=1280,1600", (tmp_path / f"{name}.html").as_uri())
-        shots.append(target.read_bytes())
+    (tmp_path / "with.html").write_text(page)
+    (tmp_path / "without.html").write_text(re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
+    shots = [picture(tmp_path / f"{name}.html", tmp_path / f"{name}.png", "1280,1600") for name in ("with", "without")]
     assert len(shots[0]) > 50_000
     assert shots[0] == shots[1]
 
@@ -173,7 +183,8 @@ def test_pictures_are_there_without_scripts(page, tmp_path):
 def test_it_can_be_printed(page, tmp_path):
     (tmp_path / "page.html").write_text(page)
     target = tmp_path / "page.pdf"
-    chromium(f"--print-to-pdf={target}", "--no-pdf-header-footer", (tmp_path / "page.html").as_uri())
+    chromium(f"--print-to-pdf={target}", "--no-pdf-header-footer", (tmp_path / "page.html").as_uri(),
+             drawn=lambda _: target.exists())  # fmt: skip
     content = target.read_bytes()
     assert content.startswith(b"%PDF")
     pages = len(re.findall(rb"/Type\s*/Page\b", content))
@@ -197,12 +208,8 @@ def test_screenshots_are_kept_where_asked(page, tmp_path):
     folder = Path(os.environ.get("PREFETCHD_SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
     (tmp_path / "top.html").write_text(top_as_html())
-    target = folder / "top.png"
-    chromium(f"--screenshot={target}", "--window-size=800,300", (tmp_path / "top.html").as_uri())
-    assert target.stat().st_size > 10_000
+    assert len(picture(tmp_path / "top.html", folder.resolve() / "top.png", "800,300")) > 10_000
     (tmp_path / "page.html").write_text(page)
     (tmp_path / "frame.html").write_text(FRAME.replace("{width}", str(PHONE)).replace("900px", "2400px"))
     for name, source, size in (("desktop", "page.html", "1280,1500"), ("phone", "frame.html", "360,1500")):
-        target = folder / f"report-{name}.png"
-        chromium(f"--screenshot={target}", f"--window-size={size}", (tmp_path / source).as_uri())
-        assert target.stat().st_size > 50_000
+        assert len(picture(tmp_path / source, folder.resolve() / f"report-{name}.png", size)) > 50_000
