@@ -183,6 +183,16 @@ static __always_inline u32 slot_of_cgroup(struct control_t *c, u64 id, u64 cgrou
     return answer.slot;
 }
 
+// Whether a write is charged to no job: on a v1 hierarchy, or to the root where the memory controller is not enabled.
+static __always_inline int is_nobodys(u64 charged)
+{
+#ifdef OFF_BIO_BLKG
+    return !charged || cgroup_id(charged) == ROOT_CGROUP;
+#else
+    return 1;
+#endif
+}
+
 // Writes of kernel threads whose owner this kernel cannot tell are kept under cgroup 0.
 static __always_inline u32 unattributed_slot(struct control_t *c, u64 bdev, u32 op)
 {
@@ -212,5 +222,5 @@ static __always_inline u32 find_slot(struct control_t *c, u64 bdev, u64 blkg, u3
     if (op == READ_OP && (charged = charged_cgroup(blkg)))
         return slot_of_cgroup(c, cgroup_id(charged), charged, bdev, op);
 #endif
-    return op == WRITE_OP && !charged ? unattributed_slot(c, bdev, op) : NO_SLOT;
+    return op == WRITE_OP && is_nobodys(charged) ? unattributed_slot(c, bdev, op) : NO_SLOT;
 }

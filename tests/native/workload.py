@@ -171,9 +171,9 @@ def _mapped(path, block, calls, first):
 
 
 def _write_back(path, block, calls, first):
-    """Dirty the page cache and leave it: the kernel writes it back later."""
+    """Dirty the page cache and leave it: the kernel writes it back later, for whom the file's first writer was."""
     times, moved = [], 0
-    file = os.open(path, os.O_WRONLY)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     _ready()
     for call in range(calls):
         moved += _timed(lambda at=first + call * block: os.pwrite(file, b"\2" * block, at), times)
