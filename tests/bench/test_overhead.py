@@ -1,0 +1,27 @@
+"""The benchmark itself, made short: it measures, compares and cleans up."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.bench.__main__ import main
+from tests.native.conftest import cgroup_mount, loader  # noqa: F401  # the fixture skips where there are no rights
+
+pytestmark = pytest.mark.native
+
+
+def test_a_short_run_measures_everything(loader, tmp_path, capsys):  # noqa: F811
+    report_file = tmp_path / "cost.json"
+    arguments = ["overhead", "--pairs", "2", "--seconds", "0.5", "--jobs", "1", "8", "--json", str(report_file)]
+    assert main(arguments) == 0
+    report = json.loads(report_file.read_text())
+    for name in ("managed", "unmanaged", "reference"):
+        assert 0 < report["per_io"][name]["net_ns"] < report["per_io"][name]["measured_ns"] < 20_000
+    assert report["per_io"]["losses"]["in_flight_full"] == report["per_io"]["losses"]["slots_full"] == 0
+    assert report["iops"]["low"] <= report["iops"]["lost"] <= report["iops"]["high"]
+    assert [row["jobs"] for row in report["jobs"]] == [1, 8]
+    assert report["startup"]["anonymous_bytes"] < report["startup"]["rss_bytes"]
+    assert "IOPS lost, 2 pairs" in capsys.readouterr().out
+    assert Path("/proc/sys/kernel/bpf_stats_enabled").read_text() == "0\n"
+    assert not list(cgroup_mount().glob("prefetchd-bench-*"))
