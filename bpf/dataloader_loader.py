@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from bpf.dataloader_events import Sampling
 from bpf.dataloader_queue import Queue
 from bpf.dataloader_streams import Stream
+from bpf.samples import IterationEvent
 
 
 @dataclass(slots=True)
@@ -22,8 +23,8 @@ class Taken:
 class Loader:
     """One iterator over a DataLoader: its index pipes, its result pipe, the queue of its present epoch.
 
-    `proven` when one of its workers has been seen to wait for tasks as only the DataLoader's do; `is_exhausted` when
-    all of them have ended, although batches that were read early may be left to take.
+    `proven` when one of its workers has been seen to wait for tasks as only the DataLoader's do. When it is exhausted,
+    batches that were read early may be left to take. `early` are batches taken before its stream is known.
     """
 
     queue: Queue = field(default_factory=Queue)
@@ -40,7 +41,13 @@ class Loader:
     reader_is_pin: bool = False
     last_sent_ns: int = 0
     last_event_ns: int = 0
-    is_exhausted: bool = False
+    closed_pipes: set[int] = field(default_factory=set)
+    early: list[IterationEvent] = field(default_factory=list)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all workers have been told to end, each because its iterable was at its end."""
+        return bool(self.pipes) and self.closed_pipes >= self.pipes
 
 
 @dataclass(slots=True, eq=False)

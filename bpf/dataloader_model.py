@@ -128,7 +128,7 @@ class DataLoaderModel:
     def _loader_for(self, trainer: Trainer, event: Event) -> Loader:
         """The loader that a new index pipe belongs to: one whose queue expects just this task, else a new one."""
         for loader in reversed(trainer.loaders):
-            if loader.queue.sent and loader.queue.expects(event.task):
+            if loader.queue.expects(event.task):
                 return loader
         loader = Loader()
         trainer.loaders.append(loader)
@@ -220,9 +220,10 @@ class DataLoaderModel:
                 trainer.begin_epoch(loader, event.start_ns)
         elif not loader.queue.has_ended(event.pipe):
             self._finish(trainer, loader, event.start_ns)
-        elif all(loader.queue.has_ended(pipe) for pipe in loader.pipes):
-            loader.is_exhausted = True
-            self._release_pipes(loader)
+        else:
+            loader.closed_pipes.add(event.pipe)
+            if loader.is_exhausted:
+                self._release_pipes(loader)
 
     def _control_read(self, event: Event) -> None:
         """The loop has read that a worker is ready for another epoch: what it waited for was no batch."""

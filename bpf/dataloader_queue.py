@@ -40,6 +40,7 @@ class Queue:
         self._first_seen: int | None = None
         self._confirmed = 0
         self._stops = 0
+        self._missing: set[int] = set()
         self._ended_pipes: set[int] = set()
         self._distances: Counter[int] = Counter()
         self._direct: int | None = None
@@ -79,18 +80,18 @@ class Queue:
     def expects(self, task: int) -> bool:
         """Whether a task on a pipe not seen before may belong here.
 
-        It does if it is one of the first, or the next one of an epoch that was met half-way.
+        It does if its number is about to come or was left out, or may have been missed just before the first one.
         """
-        if task in self.outstanding or abs(task - self.top) > _REORDERING:
+        if not self.sent:
             return False
-        return self.received_count == 0 or self.unsettled
+        if task < (self._first_seen or 0):
+            return self.received_count == 0
+        return task in self._missing or self.top < task <= self.top + _REORDERING
 
     def send(self, task: int, pipe: int, workers: int) -> bool:
         """A task was sent; True where that tells of a batch taken (or of a worker that ended)."""
         self.sent += 1
-        if self._first_seen is None or task < self._first_seen:
-            self._first_seen = task
-        self.top = max(self.top, task)
+        self._note_number(task)
         if pipe not in self._ended_pipes:
             self.outstanding[task] = pipe
         if self.unsettled:
@@ -98,6 +99,16 @@ class Queue:
             self._observe(task, workers)
             return True
         return self._is_confirmation()
+
+    def _note_number(self, task: int) -> None:
+        """Keep which numbers have been seen: the lowest, the highest, and what is missing between them."""
+        lowest, self._first_seen = self._first_seen, task if self._first_seen is None else min(task, self._first_seen)
+        if lowest is not None and task < lowest:
+            self._missing.update(range(task + 1, min(lowest, task + _REORDERING)))
+        elif lowest is not None and task > self.top:
+            self._missing.update(range(max(self.top + 1, task - _REORDERING), task))
+        self._missing.discard(task)
+        self.top = max(self.top, task)
 
     def _is_confirmation(self) -> bool:
         """A batch must be received before it is taken, so what is sent earlier still primes the queue."""
@@ -195,6 +206,7 @@ class Queue:
         self.unsettled = True
         start = self.top + 1 if first_seen is None else first_seen
         self._first_seen = start
+        self._missing.clear()
         self._distances.clear()
         self._confirmed = self.taken + self._stops
         for task in [number for number in self.outstanding if number < start]:

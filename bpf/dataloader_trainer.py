@@ -19,6 +19,9 @@ from bpf.samples import IterationEvent, StreamCounters
 SETTLE_NS = 20_000_000
 """How long an iteration may wait for the task that its taking sends, by a thread of its own."""
 
+UNPACK_NS = 2_000_000_000
+"""How long `next()` may go on after the read, where no span shows its end: unpacking needs the worker's help."""
+
 _SURELY_WAITING_NS = 2_000_000
 """A loop that is in `next()` for so long has found nothing in the queue of its pin-memory thread."""
 
@@ -69,8 +72,6 @@ class Trainer:
         if is_own_object(event.head):
             loader.queue.receive_stop(event.task)
             return
-        if loader.stream is None:
-            self._link(loader)
         loader.reader_is_pin = bool(event.flags & IN_PIN_THREAD)
         loader.reader_is_main = event.in_main_thread
         loader.queue.receive(event.task, waited=self._is_waited_for(event, by_pin_thread=loader.reader_is_pin))
@@ -92,6 +93,7 @@ class Trainer:
         self._note_in_span(loader, event)
         if not self.sees_spans:
             self._settle(loader, None)
+            self._link_early(loader)
             queue = loader.queue
             while not queue.unsettled and not queue.unordered and queue.next_task() in queue.received:
                 self._take_unread(loader, event.start_ns)
@@ -145,8 +147,9 @@ class Trainer:
     def flush(self, now_ns: int) -> None:
         """Count what no later event can tell more about."""
         for loader in self.loaders:
-            if loader.taken is not None and now_ns - loader.taken.time_ns > SETTLE_NS:
+            if now_ns - loader.last_event_ns > UNPACK_NS:
                 self._settle(loader, None)
+                self._link_early(loader)
         for thread, span in list(self._ended.items()):
             if now_ns - span.end_ns > (LONG_AGO_NS if span.single else SETTLE_NS):
                 self._resolve(thread)
@@ -203,8 +206,19 @@ class Trainer:
         span = self._open.get(self.process)
         return span is not None and event.start_ns - span.start_ns > _SURELY_WAITING_NS
 
-    def _link(self, loader: Loader) -> None:
-        """Find the stream that a loader continues, now that its queue is primed."""
+    def _link_early(self, loader: Loader) -> None:
+        """Find the stream of a loader that has given its first batch, when all that primes its queue has been seen.
+
+        The threads that send may be slower than a quick worker, so that is not before the loop asks again.
+        """
+        if loader.stream is not None or not loader.queue.taken:
+            return
+        stream = self._link(loader)
+        early, loader.early = loader.early, []
+        for iteration in early:
+            self._count_in(loader, stream, iteration)
+
+    def _link(self, loader: Loader) -> Stream:
         features = Features(len(loader.pipes), loader.queue.primed, loader.sampling, loader.first_length)
         busy = [other.stream for other in self.loaders if not other.is_exhausted]
         idle = [stream for stream in self.streams if not self._single.owns(stream) and stream not in busy]
@@ -216,6 +230,7 @@ class Trainer:
         stream.epoch += 1
         loader.stream = stream
         loader.queue.unordered |= stream.unordered
+        return stream
 
     def _new_stream(self) -> Stream:
         stream = Stream(f"{self.process}/{len(self.streams)}")
@@ -230,14 +245,19 @@ class Trainer:
         stream.count(iteration)
 
     def _count_from(self, loader: Loader, time_ns: int, wait_ns: int | None, depth: int | None) -> None:
+        if self.sees_spans:
+            self._link_early(loader)
+        iteration = IterationEvent(time_ns, wait_ns, depth)
         if loader.stream is None:
-            self._link(loader)
-        stream = loader.stream
-        assert stream is not None  # noqa: S101  # just linked
+            loader.early.append(iteration)
+        else:
+            self._count_in(loader, loader.stream, iteration)
+
+    def _count_in(self, loader: Loader, stream: Stream, iteration: IterationEvent) -> None:
         stream.unordered |= loader.queue.unordered
         if not loader.queue.unsettled and not loader.queue.is_over():
             stream.capacity = max(stream.capacity or 0, loader.queue.primed)
-        self._count(stream, IterationEvent(time_ns, wait_ns, depth))
+        self._count(stream, iteration)
 
     def _take_unread(self, loader: Loader, time_ns: int) -> None:
         """A batch was taken without a read of its own, or (unsettled) at a time that only the next task tells."""
@@ -266,6 +286,7 @@ class Trainer:
         """Count the last batches, which no read or task has told, unless the epoch was broken off."""
         self.resolve_all()
         self._settle(loader, None)
+        self._link_early(loader)
         queue = loader.queue
         if self.sees_spans or not loader.proven or not queue.is_complete() or self._was_broken_off(loader, now_ns):
             return

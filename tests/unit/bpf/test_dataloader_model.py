@@ -1,0 +1,389 @@
+"""The inference over played loaders, whose truth is known to the nanosecond."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpf.dataloader_events import Kind
+from bpf.dataloader_model import DataLoaderModel
+from tests.unit.bpf.dataloader_script import (
+    ITERABLE,
+    MS,
+    SEQUENTIAL,
+    US,
+    Loader,
+    Script,
+    check,
+    single,
+    train,
+)
+
+READ_NS = 100 * MS
+
+
+class Seen:
+    """What the model tells when it is read every 100 ms: last counters and all iterations of each stream."""
+
+    def __init__(self, events, *, after=0, model=None):
+        self.model = model or DataLoaderModel()
+        self.last = {}
+        self.iterations = {}
+        self.last_read = []
+        read_at = events[0].time_ns
+        for event in events:
+            while event.time_ns > read_at:
+                self.read(read_at)
+                read_at += READ_NS
+            self.model.feed(event)
+        for extra in range(after // READ_NS + 1):
+            self.read(read_at + extra * READ_NS)
+
+    def read(self, now):
+        self.last_read = self.model.take(now)
+        for stream in self.last_read:
+            self.last[stream.stream] = stream
+            self.iterations.setdefault(stream.stream, []).extend(stream.recent)
+
+    def only(self):
+        ((name, stream),) = self.last.items()
+        return stream, self.iterations[name]
+
+
+def uneven(seed):
+    dice = random.Random(seed)
+    times = [dice.choice((5, 10, 20, 60)) * MS + dice.randrange(MS) for _ in range(997)]
+    return lambda task: times[task % len(times)]
+
+
+def depth_error(iterations, truth):
+    return sum(abs(seen.depth - batch.depth) for seen, batch in zip(iterations, truth, strict=True)) / len(truth)
+
+
+def wait_error(stream, truth):
+    return stream.wait_ns / sum(batch.got - batch.asked for batch in truth) - 1
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 2), (2, 2), (4, 4), (3, 1)])
+def test_iterations_depth_wait_and_capacity(hooks, workers, prefetch):
+    script = Script(hooks=hooks)
+    loader = Loader(script, workers=workers, prefetch=prefetch, load=uneven(workers))
+    truth = train(script, loader.iterate(100))
+    script.end()
+    stream, iterations = Seen(script.events()).only()
+    assert stream.iterations == len(iterations) == 100
+    assert stream.capacity == workers * prefetch
+    assert (stream.cgroup_id, stream.source, stream.epoch) == (7, "dataloader", 1)
+    assert stream.grade == ("U" if hooks else "S2")
+    assert depth_error(iterations, truth) <= 0.05
+    assert abs(wait_error(stream, truth)) <= 0.05
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    hooks=st.booleans(),
+    workers=st.integers(1, 5),
+    prefetch=st.integers(1, 4),
+    batches=st.integers(1, 60),
+    epochs=st.integers(1, 3),
+    persistent=st.booleans(),
+    iterable=st.booleans(),
+    in_order=st.booleans(),
+    compute=st.sampled_from((0, MS, 30 * MS)),
+)
+def test_count_is_exact_whatever_the_schedule(
+    *, seed, hooks, workers, prefetch, batches, epochs, persistent, iterable, in_order, compute
+):
+    script = Script(hooks=hooks)
+    dice = random.Random(seed)
+    share = [batches // workers + (worker < batches % workers) for worker in range(workers)] if iterable else None
+    loader = Loader(
+        script,
+        workers=workers,
+        prefetch=prefetch,
+        load=uneven(seed),
+        share=share,
+        head=ITERABLE if iterable else SEQUENTIAL,
+        persistent=persistent,
+        in_order=in_order,
+        lag=lambda task: dice.randrange(20, 90) * US,
+    )
+    truth = [batch for _ in range(epochs) for batch in train(script, loader.iterate(batches), compute)]
+    script.end()
+    stream, iterations = Seen(script.events()).only()
+    assert stream.iterations == len(truth)
+    assert stream.epoch == epochs
+    if hooks:
+        assert (
+            max(abs(seen.time_ns - batch.got) for seen, batch in zip(iterations[-64:], truth[-64:], strict=True)) == 0
+        )
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+def test_pin_memory_thread_reads_ahead(hooks):
+    script = Script(hooks=hooks, pinned=True)
+    loader = Loader(script, load=uneven(3))
+    truth = train(script, loader.iterate(80)) + train(script, loader.iterate(80))
+    script.end()
+    stream, _ = Seen(script.events()).only()
+    assert stream.iterations == len(truth)
+    assert stream.capacity == 4
+    assert (stream.wait_ns is None) == (not hooks)
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+def test_loader_consumed_by_a_thread_of_its_own(hooks):
+    script = Script(hooks=hooks, thread=133)
+    truth = train(script, Loader(script).iterate(30))
+    script.end()
+    stream, iterations = Seen(script.events()).only()
+    assert stream.iterations == 30
+    assert (stream.wait_ns, stream.grade) == (None, "")
+    assert depth_error(iterations, truth) <= 0.1
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_epochs_broken_off_leave_no_trace(hooks, persistent):
+    script = Script(hooks=hooks)
+    loader = Loader(script, persistent=persistent, load=uneven(5))
+    for _ in range(4):
+        train(script, loader.iterate(50, take=17))
+    script.end()
+    stream, _ = Seen(script.events()).only()
+    assert (stream.iterations, stream.epoch) == (4 * 17, 4)
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_validation_is_told_from_training(hooks, persistent):
+    script = Script(hooks=hooks)
+    training = Loader(script, persistent=persistent)
+    checking = Loader(script, persistent=persistent, head=SEQUENTIAL)
+    for _ in range(3):
+        train(script, training.iterate(30))
+        check(script, checking.iterate(8))
+    seen = Seen(script.events(), after=3_000 * MS)
+    assert sorted((stream.validation, stream.iterations, stream.epoch) for stream in seen.last.values()) == [
+        (False, 90, 3),
+        (True, 24, 3),
+    ]
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+def test_sanity_check_before_training_is_found_out_later(hooks):
+    script = Script(hooks=hooks)
+    check(script, Loader(script, head=SEQUENTIAL).iterate(8, take=2))
+    first = Seen(script.events())
+    assert [stream.validation for stream in first.last.values()] == [False]
+    train(script, Loader(script).iterate(30))
+    check(script, Loader(script, head=SEQUENTIAL).iterate(8))
+    seen = Seen(script.events())
+    assert sorted((stream.validation, stream.iterations) for stream in seen.last.values()) == [(False, 30), (True, 10)]
+
+
+def test_two_loaders_that_feed_one_step_both_train():
+    script = Script()
+    pairs = zip(Loader(script).iterate(40), Loader(script, head=SEQUENTIAL).iterate(30), strict=False)
+    for _ in pairs:
+        script.now += 5 * MS
+    seen = Seen(script.events())
+    assert [stream.validation for stream in seen.last.values()] == [False, False]
+
+
+@pytest.mark.parametrize("load", [20 * MS, 300 * US])
+def test_loader_without_workers(load):
+    script = Script(hooks=True)
+    truth = [batch for _ in range(3) for batch in train(script, single(script, 25, load))]
+    script.end()
+    stream, _ = Seen(script.events()).only()
+    assert (stream.iterations, stream.epoch, stream.grade) == (75, 3, "U")
+    assert (stream.depth, stream.capacity) == (None, None)
+    assert abs(wait_error(stream, truth)) <= 0.001
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_validation_without_workers(every):
+    """Gradients may be accumulated over some batches; more than twice as many without a step are validation."""
+    script = Script(hooks=True)
+    for _ in range(3):
+        for number, _ in enumerate(single(script, 24), 1):
+            script.now += 5 * MS
+            if number % every == 0:
+                script.step()
+        check(script, single(script, 20))
+    script.end()
+    seen = Seen(script.events())
+    assert sorted((stream.validation, stream.iterations) for stream in seen.last.values()) == [(False, 72), (True, 60)]
+
+
+def after(events, time_ns):
+    return [event for event in events if event.time_ns > time_ns]
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+@pytest.mark.parametrize("load", [8 * MS, 20 * MS])
+def test_late_attach_counts_at_once_and_learns_the_depth(hooks, load):
+    script = Script(hooks=hooks)
+    loader = Loader(script, workers=3, prefetch=2, load=lambda task: load + task % 5 * MS)
+    truth = train(script, loader.iterate(200)) + train(script, loader.iterate(50))
+    half = truth[100].got + 2 * MS
+    seen = Seen(after(script.events(), half))
+    stream, iterations = seen.only()
+    assert abs(stream.iterations - 149) <= 2
+    assert stream.capacity == 6
+    known = [seen for seen in iterations if seen.depth is not None]
+    assert len(known) >= 149 - 3 * 6
+    assert depth_error(iterations[-60:], truth[-60:]) <= 0.05
+
+
+def test_lost_events_cost_the_depth_only_until_the_loop_is_found_again():
+    script = Script()
+    train(script, Loader(script, load=uneven(9)).iterate(200))
+    events = script.events()
+    model = DataLoaderModel()
+    Seen(events[:400], model=model)
+    model.lose()
+    assert model.take(0)[0].depth is None
+    stream, _ = Seen(events[450:], model=model).only()
+    assert abs(stream.iterations - 200) <= 50 // 7 + 5
+    assert sum(event.depth is not None for event in stream.recent) >= 0
+    assert stream.capacity is not None
+
+
+def test_threads_that_send_may_be_slower_than_a_quick_worker():
+    """Seen under load: the first batch is read before the other workers' first tasks are sent."""
+    script = Script()
+    loader = Loader(script, load=lambda task: 2 * MS if task == 0 else 20 * MS)
+    loader.lag = lambda task: 6 * MS if task in {1, 2, 3} else 30 * US
+    first = train(script, loader.iterate(40))
+    second = train(script, Loader(script).iterate(40))
+    script.end()
+    stream, _ = Seen(script.events()).only()
+    assert (stream.iterations, stream.epoch, stream.capacity) == (len(first + second), 2, 4)
+
+
+def test_workers_without_a_name_are_known_by_their_parent():
+    script = Script(named=False)
+    truth = train(script, Loader(script).iterate(30))
+    stream, iterations = Seen(script.events()).only()
+    assert stream.iterations == 30
+    assert depth_error(iterations, truth) <= 0.1
+
+
+def test_other_users_of_multiprocessing_are_no_loaders():
+    """A pool's tasks and results are numbered as well, but its processes do not poll."""
+    script = Script(named=False)
+    for number, task in enumerate(range(100)):
+        pid = 2000 + number % 2
+        script.tell(Kind.WRITE, script.now, pipe=1, task=task)
+        script.tell(Kind.READ, script.now + US, pipe=1, task=task, process=pid)
+        script.tell(Kind.WRITE, script.now + 2 * US, pipe=2, task=task, process=pid)
+        script.tell(Kind.READ, script.now + 3 * US, pipe=2, task=task)
+        script.now += MS
+    assert Seen(script.events()).last == {}
+
+
+def test_waiting_since_while_the_queue_is_empty():
+    for hooks in (True, False):
+        script = Script(hooks=hooks)
+        truth = train(script, Loader(script, workers=1, load=lambda task: 900 * MS).iterate(3))
+        middle = (truth[1].asked + truth[1].got) // 2
+        stream, _ = Seen([event for event in script.events() if event.time_ns < middle]).only()
+        assert abs(stream.waiting_since_ns - truth[1].asked) < 100 * US
+        assert stream.iterations == 1
+        stream, _ = Seen([event for event in script.events() if event.time_ns < truth[1].got + MS]).only()
+        assert stream.waiting_since_ns is None
+
+
+def test_fed_loop_does_not_wait():
+    script = Script(hooks=True)
+    train(script, Loader(script, load=lambda task: MS).iterate(20), compute=50 * MS)
+    stream, iterations = Seen(script.events()).only()
+    assert stream.waiting_since_ns is None
+    assert iterations[10].depth == 3
+
+
+def test_capacity_shrinks_with_the_rest_of_the_epoch():
+    """Else each epoch would seem to starve at its end."""
+    script = Script()
+    loader = Loader(script, workers=2, prefetch=4, load=lambda task: MS)
+    train(script, loader.iterate(40, take=37), compute=50 * MS)
+    stream, _ = Seen([event for event in script.events() if event.kind != Kind.CONTROL]).only()
+    assert (stream.depth, stream.capacity) == (3, 3)
+
+
+def test_between_epochs_the_depth_is_unknown():
+    script = Script()
+    train(script, Loader(script).iterate(20))
+    stream, _ = Seen(script.events()).only()
+    assert (stream.depth, stream.capacity) == (None, 4)
+
+
+def test_ended_process_is_told_once_more_and_then_forgotten():
+    script = Script()
+    train(script, Loader(script).iterate(20))
+    script.end()
+    seen = Seen(script.events())
+    assert [stream.iterations for stream in seen.last.values()] == [20]
+    assert seen.model.take(script.now) == ()
+    assert seen.model.processes == set()
+    assert not any((seen.model._index_pipes, seen.model._result_pipes, seen.model._writers, seen.model._ended))
+
+
+def test_processes_of_other_cgroups_are_dropped():
+    model = DataLoaderModel()
+    for process, cgroup in ((100, 7), (200, 8)):
+        script = Script(process=process, cgroup=cgroup, pids=itertools.count(process * 10))
+        script.pipes = itertools.count(process * 1000)
+        train(script, Loader(script).iterate(10))
+        Seen(script.events(), model=model)
+    model.keep({8})
+    assert {stream.cgroup_id for stream in model.take(0)} == {8}
+
+
+def test_ranks_are_streams_of_their_own():
+    model, events = DataLoaderModel(), []
+    for process in (100, 200):
+        script = Script(process=process, pids=itertools.count(process * 10), pipes=itertools.count(process * 1000))
+        train(script, Loader(script, load=uneven(process)).iterate(process // 10))
+        events += script.events()
+    seen = Seen(sorted(events, key=lambda event: event.time_ns), model=model)
+    assert {name: stream.iterations for name, stream in seen.last.items()} == {"100/0": 10, "200/0": 20}
+
+
+def test_many_different_loaders_share_a_bounded_number_of_streams():
+    script = Script()
+    for number in range(30):
+        train(script, Loader(script, length=int(40 * 1.4**number)).iterate(5))
+    script.end()
+    seen = Seen(script.events())
+    assert len(seen.last) == 8
+    assert sum(stream.iterations for stream in seen.last.values()) == 150
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_sequence_of_events_breaks_it(data):
+    """Events may be lost and pipes reused; the model may be wrong then, but must not fail."""
+    script = Script(hooks=True)
+    train(script, Loader(script, persistent=True).iterate(12))
+    check(script, Loader(script, share=[3, 4], head=ITERABLE).iterate(7))
+    train(script, single(script, 5))
+    script.end()
+    events = script.events()
+    kept = data.draw(st.lists(st.integers(0, len(events) - 1), min_size=1, max_size=200))
+    model = DataLoaderModel()
+    for index in kept:
+        model.feed(events[index])
+        if index % 7 == 0:
+            model.take(events[index].time_ns)
+        if index % 31 == 0:
+            model.lose()
+    for stream in model.take(script.now):
+        assert stream.iterations >= 0
+        assert stream.depth is None or stream.depth >= 0
