@@ -101,7 +101,9 @@ class Trainer:
             loader.asked_ns = event.start_ns
 
     def begin_epoch(self, loader: Loader, now_ns: int) -> None:
-        """Persistent workers start over."""
+        """Persistent workers start over; of an epoch that was broken off, what is left is read and thrown away."""
+        if loader.taken is not None and not loader.queue.is_over():
+            loader.taken = None  # read just now, with no task sent for it: that was the throwing away
         self._close_epoch(loader, now_ns)
         loader.queue = Queue(loader.stream.capacity, unordered=loader.stream.unordered) if loader.stream else Queue()
         loader.asked_ns, loader.has_read = None, False

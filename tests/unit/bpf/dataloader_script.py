@@ -112,6 +112,7 @@ class Loader:
         resumed = self.alive
         if not resumed:
             self._start()
+        leftover = sorted(self.arrivals) if resumed else []
         self.free = [script.now + MS] * self.workers
         self.left = list(self.share) if self.share else None
         self.active = [True] * self.workers
@@ -120,7 +121,7 @@ class Loader:
         self.owner, self.stored, self.arrivals, self.dead = {}, set(), [], set()
         self.finished = {}
         if resumed:
-            self._resume()
+            self._resume(leftover)
         for _ in range(self.workers * self.prefetch):
             self._send()
         taken = 0
@@ -133,11 +134,17 @@ class Loader:
         if not self.persistent:
             self._shut_down()
 
-    def _resume(self):
+    def _resume(self, leftover):
+        """Tell the workers; read what is left of an epoch broken off, perhaps before the telling has got through."""
         script = self.script
+        told = script.now + self.lag(0)
         for pipe in self.index_pipes:
-            script.tell(Kind.CONTROL, script.now, pipe=pipe, head=STOP, length=81)
-        script.now += 200 * US
+            script.tell(Kind.CONTROL, told, pipe=pipe, head=STOP, length=81)
+        for arrival, task, _ in leftover:
+            script.tell(Kind.POLL, script.now, pipe=self.result_pipe)
+            script.now = max(script.now, arrival) + 10 * US
+            script.tell(Kind.READ, script.now, pipe=self.result_pipe, task=task, head=TENSOR, length=430)
+            script.now += 200 * US
         for _ in self.index_pipes:
             script.tell(Kind.POLL, script.now, pipe=self.result_pipe)
             script.now += 100 * US
