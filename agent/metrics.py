@@ -159,7 +159,7 @@ def _device_job_families(report: TickReport, jobs: list[JobReport]) -> Families:
             _set(quota, _slot_labels(report, report.jobs[job], device), limits[0])
     yield from (need, entitled, quota, loan)
     for term in ("error", "proportional", "integral", "derivative", "output"):
-        family = _gauge(f"pid_{term}", f"Last {term} of the controller (error in points, others relative).",
+        family = _gauge(f"pid_{term}", f"Last {term} of the job's controller (error in points, the others relative).",
                         DEVICE_LABELS)  # fmt: skip
         for (job, device), terms in report.decision.pid.items():
             if job in report.jobs:
