@@ -19,6 +19,7 @@ from tests.lab.demo import demo
 from tests.lab.devices import devices_of
 from tests.lab.errors import LabBroken
 from tests.lab.machine import Lab
+from tests.lab.nfs import ensure_nfs
 from tests.lab.peers import PEERS
 from tests.lab.scenario_run import split_at_dashes
 from tests.lab.trainer import trainer_program
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--devices-of", type=Path, metavar="FILE", help="give the guest a scenario's disks, not the usual two"
         )
+        command.add_argument("--nfs", action="store_true", help="have an NFS server's programs there (tests.lab.nfs)")
         command.set_defaults(run=run)
         _machine_options(command)
     command = commands.add_parser(
@@ -121,8 +123,8 @@ def _machine_options(command: argparse.ArgumentParser) -> None:
 
 
 def _shell(arguments: argparse.Namespace, progress: ProgressLine) -> int:
-    entry = Path(__file__).with_name("guest_shell.sh")
-    with Lab(progress=progress).interactive(entry) as argv:
+    ensure_nfs(progress)
+    with Lab(progress=progress).interactive() as argv:
         progress("boots a guest with a shell; leave it with `exit`")
         progress.done()
         return subprocess.run(argv, check=False, cwd=PROJECT).returncode
@@ -147,6 +149,7 @@ def _pytest(arguments: argparse.Namespace, progress: ProgressLine) -> int:
 def _scenario(arguments: argparse.Namespace, progress: ProgressLine) -> int:
     scenario = load_scenario(arguments.file)
     arguments.timeout, arguments.devices_of = scenario.duration_seconds + 300, arguments.file
+    arguments.nfs = any(device.kind == "nfs" for device in scenario.devices)
     words = [str(arguments.file.resolve()), "--seed", str(arguments.seed), "--peer", arguments.peer]
     command = scenario_command([*words, "--", *arguments.rest])
     return _in_guest(arguments, _lab(arguments, progress), command)
@@ -166,6 +169,8 @@ def scenario_command(words: Sequence[str]) -> list[str]:
 
 
 def _lab(arguments: argparse.Namespace, progress: ProgressLine) -> Lab:
+    if arguments.nfs:
+        ensure_nfs(progress)
     lab = Lab(memory_mib=arguments.memory, timeout=arguments.timeout, progress=progress)
     if arguments.devices_of is None:
         return lab

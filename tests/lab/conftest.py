@@ -15,6 +15,7 @@ import pytest
 
 from tests.lab import Lab, LabBroken, LabUnavailable
 from tests.lab.cache import PROJECT
+from tests.lab.nfs import ensure_nfs
 from tests.lab.trainer import trainer_program
 
 IN_GUEST = os.environ.get("PREFETCHD_LAB") == "1"
@@ -94,6 +95,7 @@ def run_in_guest(nodeids: list[str], nightly: bool, progress: Callable[[str], No
     command += ["--run-nightly"] if nightly else []
     try:
         trainer_program()
+        ensure_nfs(progress)
         with lab.boot() as guest:
             reports = guest.out_dir / REPORTS
             try:

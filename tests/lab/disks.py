@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.simulate.scenario import Access, Scenario
+from agent.simulate.scenario import Access, Device, Scenario
+from tests.lab import nfs
 from tests.lab.errors import LabBroken
 from tests.lab.trainer import Extent
 
@@ -54,23 +55,29 @@ def data_of(scenario: Scenario) -> Iterator[Mapping[str, Mapping[str, Extent]]]:
     """Lay out every user's data on the scenario's devices: give extents by user name, then device name.
 
     A device that only direct users read is divided among them. One that somebody reads through a file system gets an
-    ext4, mounted while the body runs, and a written file per user.
+    ext4, mounted while the body runs, and a written file per user; an NFS mount has the files in its server's memory.
     """
     extents: dict[str, dict[str, Extent]] = {}
     with contextlib.ExitStack() as stack:
         for device in scenario.devices:
-            disk = find_disk(device.name)
-            users = scenario.users_of(device.name)
-            if "filesystem" in _accesses(scenario, device.name):
-                folder = stack.enter_context(mounted(disk))
-                places = {user: write_file(folder / user, _data_bytes(scenario, user)) for user in users}
-            else:
-                places = divide(disk.node, device.size, users)
-            for user, extent in places.items():
+            for user, extent in _lay_out(stack, scenario, device).items():
                 extents.setdefault(user, {})[device.name] = extent
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3")
         yield extents
+
+
+def _lay_out(stack: contextlib.ExitStack, scenario: Scenario, device: Device) -> dict[str, Extent]:
+    users = scenario.users_of(device.name)
+    if device.kind == "nfs":
+        mount = stack.enter_context(nfs.served(device.bytes_per_second, device.round_trip_ms))
+        files = {user: write_file(nfs.EXPORT / user, _data_bytes(scenario, user)) for user in users}
+        return {user: Extent(mount / user, 0, file.length) for user, file in files.items()}
+    disk = find_disk(device.name)
+    if "filesystem" not in _accesses(scenario, device.name):
+        return divide(disk.node, device.size, users)
+    folder = stack.enter_context(mounted(disk))
+    return {user: write_file(folder / user, _data_bytes(scenario, user)) for user in users}
 
 
 def divide(node: Path, size: int, users: tuple[str, ...]) -> dict[str, Extent]:

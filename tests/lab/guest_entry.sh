@@ -1,7 +1,7 @@
 #!/bin/bash
 # Inside the guest, started by the boot: sets the machine up, then runs the commands that the host puts into the
 # control folder as 0.run, 1.run, …; each leaves its output in N.out and its exit status in N.status.
-control=$1 WRITABLE=$2 PROJECT=$3
+control=$1 WRITABLE=$2 PROJECT=$3 CACHE=$4
 . "$(dirname "$0")/guest_setup.sh"
 
 serve() {

@@ -1,4 +1,4 @@
-# Sourced inside the guest: what every guest needs before the first command. Uses PROJECT and WRITABLE (a folder).
+# Sourced inside the guest: what every guest needs before the first command. Uses the folders PROJECT, CACHE and, where set, WRITABLE.
 
 set_up() {
   # The boot mounted /proc, /sys, tracefs, debugfs, cgroup v2 and tmpfs on /run and /dev/shm; /tmp, /var and /etc are
@@ -13,12 +13,13 @@ set_up() {
 }
 
 # The root's 9p mount asks the host for every page again. The same tree, mounted once more with a cache, makes
-# programs start in half the time; what is below /usr and the project is read-only then.
+# programs start in half the time; what is below /usr, the project and the cache is read-only.
 cache_reads() {
   mkdir /run/lab-root /run/lab-writable
   mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=loose,msize=512000,access=any lab-root /run/lab-root || return
   [ -z "$WRITABLE" ] || mount --bind "$WRITABLE" /run/lab-writable
   mount --bind /run/lab-root/usr /usr
   mount --bind "/run/lab-root$PROJECT" "$PROJECT"
+  mount --bind "/run/lab-root$CACHE" "$CACHE"
   [ -z "$WRITABLE" ] || mount --bind /run/lab-writable "$WRITABLE" # it may lie in the project
 }

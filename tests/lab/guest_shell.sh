@@ -1,8 +1,9 @@
 #!/bin/bash
-# The login shell of `python -m tests.lab shell`.
-. "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/guest_setup.sh"
-PROJECT=$PWD WRITABLE=
+# The login shell of `python -m tests.lab shell`, in the project's folder.
+PROJECT=$1 CACHE=$2 WRITABLE=
+. "$PROJECT/tests/lab/guest_setup.sh"
 set_up
-export PREFETCHD_LAB=1 HOME=/run/lab-home PYTHONDONTWRITEBYTECODE=1
+cd "$PROJECT"
+export PREFETCHD_LAB=1 PREFETCHD_LAB_CACHE=$CACHE HOME=/run/lab-home PYTHONDONTWRITEBYTECODE=1
 lsblk -d -o NAME,ROTA,SIZE,SERIAL,MAJ:MIN
 exec bash -i

@@ -66,7 +66,7 @@ def ensure_kernel(progress: Callable[[str], None]) -> Kernel:
     cached = newest(path.parent.name for path in folder.glob("*/complete"))
     if cached:
         return Kernel(cached, folder / cached)
-    package = real_package(_output(["apt-cache", "depends", _META_PACKAGE]))
+    package = real_package(command_output(["apt-cache", "depends", _META_PACKAGE]))
     release = release_of(package)
     assert release is not None
     packages = [package, *_missing_headers(release)]
@@ -74,19 +74,21 @@ def ensure_kernel(progress: Callable[[str], None]) -> Kernel:
     kernel = Kernel(release, folder / release)
     unpack_packages(packages, kernel.root)
     _link_headers(kernel)
-    _output(["depmod", "--basedir", str(kernel.root), kernel.release])
+    command_output(["depmod", "--basedir", str(kernel.root), kernel.release])
     (kernel.root / "complete").touch()
     return kernel
 
 
 def unpack_packages(packages: Iterable[str], root: Path) -> None:
     """Download Debian packages and unpack them under `root`, without installing them or running their scripts."""
+    wanted = list(packages)
     with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        _output(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", *packages], cwd=Path(folder))
+        if wanted:
+            command_output(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", *wanted], cwd=Path(folder))
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
         for archive in sorted(Path(folder).glob("*.deb")):
-            _output(["dpkg", "-x", str(archive), str(root)])
+            command_output(["dpkg", "-x", str(archive), str(root)])
 
 
 def _missing_headers(release: str) -> list[str]:
@@ -108,7 +110,8 @@ def _link_headers(kernel: Kernel) -> None:
         link.symlink_to(base / f"linux-headers-{target}")
 
 
-def _output(argv: list[str], cwd: Path | None = None) -> str:
+def command_output(argv: list[str], cwd: Path | None = None) -> str:
+    """Return what a program of the host prints; raises `LabBroken` with its last line where it fails."""
     try:
         done = subprocess.run(argv, cwd=cwd, check=False, capture_output=True, text=True)
     except FileNotFoundError as error:

@@ -97,12 +97,17 @@ class Lab:
                 guest.end()
 
     @contextmanager
-    def interactive(self, shell: Path) -> Iterator[Sequence[str]]:
-        """Give the command line that opens `shell` in a guest on this terminal."""
+    def interactive(self) -> Iterator[Sequence[str]]:
+        """Give the command line that opens a root shell in a guest on this terminal."""
         check_machine(self.devices)
         with machine_lock(self.progress), tempfile.TemporaryDirectory(prefix="prefetchd-lab-") as work:
             kernel = self.kernel or ensure_kernel(self.progress)
             boot = _Boot(self, kernel, Path(work), Path(work), remembered_accelerator() or "tcg")
+            shell = Path(work) / "shell"
+            script = Path(__file__).with_name("guest_shell.sh")
+            words = shlex.join(["bash", str(script), str(PROJECT), str(cache_folder())])
+            shell.write_text(f"#!/bin/bash\nexec {words}\n")
+            shell.chmod(0o755)
             yield boot.command_line(["--shell", str(shell)])
 
     def _first_that_boots(self, kernel: Kernel, work: Path, out_dir: Path) -> Guest:
@@ -152,10 +157,13 @@ class Guest:
         output = self.control / f"{number}.out"
         follower = _Follower(output, on_output or (lambda _: None))
         status = self.control / f"{number}.status"
-        self.wait_for(status, timeout or self.timeout, f"running `{shlex.join(argv)}`", follower.poll)
-        follower.poll()
         kept = self.out_dir / f"command-{number}.log"
-        shutil.copyfile(output, kept)
+        try:
+            self.wait_for(status, timeout or self.timeout, f"running `{shlex.join(argv)}`", follower.poll)
+        finally:
+            follower.poll()
+            if output.exists():
+                shutil.copyfile(output, kept)
         seconds = time.monotonic() - started
         return LabResult(int(status.read_text()), self.out_dir, seconds, self.accelerator, kept, self.boot_seconds)
 
@@ -229,7 +237,7 @@ class _Boot:
         control.mkdir(parents=True)
         began = time.monotonic()
         script = Path(__file__).with_name("guest_entry.sh")
-        entry = shlex.join(["bash", str(script), str(control), str(self.out_dir), str(PROJECT)])
+        entry = shlex.join(["bash", str(script), str(control), str(self.out_dir), str(PROJECT), str(cache_folder())])
         argv = self.command_line(["--script-sh", f"exec {entry}", "--show-boot-console"], (control, self.out_dir))
         console = self.work / "console.log"
         guest = Guest(
