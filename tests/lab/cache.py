@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_TELL_SECONDS = 10.0
 
 PROJECT = Path(__file__).resolve().parents[2]
 """The root of the source tree: visible in the guest under the same path, read-only."""
@@ -34,19 +36,15 @@ def machine_lock(progress: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock while the body runs; say once every 10 s that another lab is waited for."""
     path = lock_path()
     with path.open("a") as file:
-        path.chmod(0o666) if os.geteuid() == 0 else None
-        waited_seconds = 0
-        while not _try_lock(file.fileno()):
-            if waited_seconds % 10 == 0:
-                progress(f"waits for another lab on this machine ({path}), {waited_seconds} s")
-            time.sleep(1)
-            waited_seconds += 1
+        if os.geteuid() == 0:
+            path.chmod(0o666)
+        # Blocked in the kernel, waiters are served in turn; a thread does that, so this one can say what it waits for.
+        waiter = threading.Thread(target=fcntl.flock, args=(file.fileno(), fcntl.LOCK_EX), daemon=True)
+        waiter.start()
+        waited_seconds = 0.0
+        waiter.join(1.0)
+        while waiter.is_alive():
+            progress(f"waits for another lab on this machine ({path}), {waited_seconds:.0f} s")
+            waiter.join(_TELL_SECONDS)
+            waited_seconds += _TELL_SECONDS
         yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -31,7 +31,7 @@ def check_machine(devices: Sequence[Device]) -> None:
     """Raise `LabUnavailable`, in one sentence, where this machine lacks the rights or programs for the lab."""
     if os.geteuid() != 0:
         raise LabUnavailable("The lab needs root (for mount namespaces): run it as root or with sudo.")
-    needed = ["qemu-system-x86_64", "unshare", "setpriv", "busybox", "modprobe", "dpkg"]
+    needed = ["qemu-system-x86_64", "unshare", "setpriv", "busybox", "modprobe", "dpkg", "file", "cc"]
     needed += ["nbdkit"] if any(isinstance(device, Hdd) for device in devices) else []
     missing = [program for program in needed if shutil.which(program) is None]
     if missing:

@@ -60,7 +60,7 @@ class Lab:
     """A machine to boot. `timeout` (s) bounds one command, `boot_timeout` (s) the boot; `progress` gets lines to show.
 
     Files that commands write to the folder named by `PREFETCHD_LAB_OUT` in their environment are in `out_dir` on the
-    host; without one a fresh temporary folder is made, which is then the caller's to remove.
+    host; without one they are in a temporary folder that goes with the guest.
     """
 
     devices: Sequence[Device] = (Ssd(), Hdd())
@@ -86,9 +86,9 @@ class Lab:
     def boot(self) -> Iterator[Guest]:
         """Give a running guest that ends with the body. Raises `LabBroken` when none comes up."""
         check_machine(self.devices)
-        out_dir = self.out_dir or Path(tempfile.mkdtemp(prefix="prefetchd-lab-out-"))
-        out_dir.mkdir(parents=True, exist_ok=True)
         with machine_lock(self.progress), tempfile.TemporaryDirectory(prefix="prefetchd-lab-") as work:
+            out_dir = self.out_dir or Path(work) / "out"
+            out_dir.mkdir(parents=True, exist_ok=True)
             kernel = self.kernel or ensure_kernel(self.progress)
             guest = self._first_that_boots(kernel, Path(work), out_dir.resolve())
             try:

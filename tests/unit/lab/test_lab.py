@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import threading
 
 import pytest
 
@@ -70,15 +69,21 @@ def test_no_kvm_device_means_emulation(monkeypatch):
 
 def test_one_lab_at_a_time(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("time.sleep", lambda _: release.set())
-    said, release = [], threading.Event()
+    order = []
     with lock_path().open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        holder = threading.Thread(target=lambda: release.wait(5) and fcntl.flock(other, fcntl.LOCK_UN))
-        holder.start()
-        with machine_lock(said.append):
-            assert "waits for another lab" in said[0]
-        holder.join()
+
+        def release(text):
+            order.append(text)
+            fcntl.flock(other, fcntl.LOCK_UN)
+
+        with machine_lock(release):
+            order.append("in")
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert order[0].startswith("waits for another lab")
+    assert order[-1] == "in"
 
 
 def test_slice_weights_keep_their_ratio():
