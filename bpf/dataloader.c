@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 // What PyTorch's DataLoader says through its pipes, and when its loop waits, for processes of the managed cgroups.
 //
-// Compiled by BCC. OFF_* are offsets from the running kernel's BTF, given by dataloader.py. Each message is a pickle
+// Compiled by BCC with memory.h and owner.h in front. OFF_* are offsets from the running kernel's BTF, given by
+// dataloader.py. Each message is a pickle
 // behind its length (4 bytes, big endian; multiprocessing/connection.py). Only its first bytes are looked at: those
 // that say which task it is about. Meaning is made of the events in dataloader_model.py.
 
@@ -53,20 +54,9 @@ enum kind_t {
     EV_CONTROL_READ,
 };
 enum flag_t { IN_WORKER = 1, IN_PIN_THREAD = 2 };
+// Mirrored by RING_FULL and TOO_MANY in dataloader.py: no room in the ring; more than MAX_EVENTS_PER_SECOND of one thread.
+enum drop_t { RING_FULL, TOO_MANY, DROPS };
 enum call_t { NO_CALL, WRITING, READING };
-
-// One element, shared with user space. Mirrored by CONTROL in dataloader.py.
-struct control_t {
-    u32 generation;  // what `owners` holds from an earlier generation is stale
-    u32 unused;
-    u64 lost;   // no room in the ring
-    u64 muted;  // more than MAX_EVENTS_PER_SECOND of one thread
-};
-
-struct owner_t {
-    u64 cgroup;
-    u64 generation;
-};
 
 // A thread: the system call that it is in, the message that it is in the middle of, the task that it has in hand.
 struct thread_t {
@@ -104,54 +94,17 @@ struct message_t {
     u8 head[HEAD_BYTES];
 };
 
-BPF_F_TABLE("array", u32, struct control_t, control, 1, BPF_F_MMAPABLE);
-BPF_HASH(managed, u64, u32, MAX_CGROUPS);
-BPF_TABLE("lru_hash", u64, struct owner_t, owners, MAX_OWNERS);
+BPF_F_TABLE("array", u32, u64, dropped, DROPS, BPF_F_MMAPABLE);
 BPF_TABLE("lru_hash", u64, struct thread_t, threads, MAX_THREADS);
 BPF_TABLE("lru_hash", u32, u32, processes, MAX_PROCESSES);
 BPF_TABLE("lru_hash", u64, struct span_t, spans, MAX_THREADS);
 BPF_RINGBUF_OUTPUT(events, RING_PAGES);
 
-static __always_inline struct control_t *shared(void)
+static __always_inline void count_drop(u32 reason)
 {
-    u32 zero = 0;
-    return control.lookup(&zero);
-}
-
-static __always_inline u64 pointer_at(u64 address)
-{
-    u64 value = 0;
-    bpf_probe_read_kernel(&value, sizeof(value), (void *)address);
-    return value;
-}
-
-static __always_inline u32 word_at(u64 address)
-{
-    u32 value = 0;
-    bpf_probe_read_kernel(&value, sizeof(value), (void *)address);
-    return value;
-}
-
-// The managed cgroup that the current task belongs to: the innermost of its cgroup and its ancestors; 0 if none is.
-static __always_inline u64 current_owner(void)
-{
-    struct control_t *c = shared();
-    if (!c)
-        return 0;
-    u64 leaf = bpf_get_current_cgroup_id();
-    struct owner_t *known = owners.lookup(&leaf);
-    if (known && known->generation == c->generation)
-        return known->cgroup;
-    struct owner_t answer = {.generation = c->generation};
-    for (u32 level = 0; level < MAX_DEPTH; level++) {
-        u64 id = bpf_get_current_ancestor_cgroup_id(level);
-        if (!id)
-            break;
-        if (managed.lookup(&id))
-            answer.cgroup = id;
-    }
-    owners.update(&leaf, &answer);
-    return answer.cgroup;
+    u64 *count = dropped.lookup(&reason);
+    if (count)
+        __sync_fetch_and_add(count, 1);
 }
 
 // Inode of a descriptor of the current task if it is a pipe, else 0.
@@ -193,11 +146,8 @@ static __always_inline void emit(struct event_t *e, u32 kind, u64 owner)
     e->thread = (u32)id;
     e->parent = word_at(pointer_at(task + OFF_TASK_PARENT) + OFF_TASK_TGID);
     e->flags = role_flags(task);
-    if (events.ringbuf_output(e, sizeof(*e), BPF_RB_NO_WAKEUP)) {
-        struct control_t *c = shared();
-        if (c)
-            __sync_fetch_and_add(&c->lost, 1);
-    }
+    if (events.ringbuf_output(e, sizeof(*e), BPF_RB_NO_WAKEUP))
+        count_drop(RING_FULL);
 }
 
 static __always_inline int within_budget(struct thread_t *t, u64 now)
@@ -208,9 +158,7 @@ static __always_inline int within_budget(struct thread_t *t, u64 now)
     }
     if (t->window_events++ < MAX_EVENTS_PER_SECOND)
         return 1;
-    struct control_t *c = shared();
-    if (c)
-        __sync_fetch_and_add(&c->muted, 1);
+    count_drop(TOO_MANY);
     return 0;
 }
 

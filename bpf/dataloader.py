@@ -6,7 +6,6 @@ hooks are traced too (grade U, and the only sight of loaders without workers); e
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
@@ -21,13 +20,14 @@ from bpf.dataloader_events import EVENT, Kind, decode_event
 from bpf.dataloader_model import DataLoaderModel
 from bpf.decode import Records
 from bpf.elf import ElfError, find_symbols
-from bpf.loader import Loader, ProbeError, Program
+from bpf.loader import MEMORY_HEADER, Loader, ProbeError, Program
+from bpf.owners import OWNER_HEADER, Owners
 from bpf.samples import ProbeState, ProbeStatus, Sample
 
 SOURCE = Path(__file__).with_name("dataloader.c")
 
-CONTROL = np.dtype([("generation", "u4"), ("unused", "u4"), ("lost", "u8"), ("muted", "u8")])
-"""`struct control_t` of dataloader.c."""
+RING_FULL, TOO_MANY = 0, 1
+"""`enum drop_t` of dataloader.c."""
 
 _FIELDS = {
     "OFF_TASK_FILES": "task_struct.files",
@@ -77,7 +77,6 @@ class Limits(NamedTuple):
     owners: int = 8192
     threads: int = 16384
     processes: int = 16384
-    depth: int = 16
     ring_pages: int = 256
     events_per_second: int = 4000
 
@@ -98,9 +97,9 @@ class DataLoaderProbe:
 
     def __init__(self, loader: Loader, *, hooks: bool = True, limits: Limits = Limits()) -> None:  # noqa: B008
         self._model = DataLoaderModel()
-        self._managed: frozenset[int] = frozenset()
         self._program: Program | None = None
-        self._control: Records = np.zeros(1, CONTROL)
+        self._owners: Owners | None = None
+        self._dropped: Records = np.zeros(2, np.uint64)
         self._why = ""
         self._hooks = hooks
         self._no_hooks_why = "" if hooks else "not asked for"
@@ -121,15 +120,14 @@ class DataLoaderProbe:
             "MAX_OWNERS": limits.owners,
             "MAX_THREADS": limits.threads,
             "MAX_PROCESSES": limits.processes,
-            "MAX_DEPTH": limits.depth,
             "RING_PAGES": limits.ring_pages,
             "MAX_EVENTS_PER_SECOND": limits.events_per_second,
         }
         if _POLL in self._tracepoints:
             macros["HAVE_POLL"] = 1
-        program = self._program = loader.load(SOURCE, macros)
-        self._control = np.frombuffer(program.view("control", CONTROL.itemsize), CONTROL, 1)
-        self._control["generation"] = 1
+        program = self._program = loader.load(SOURCE, macros, shared=[MEMORY_HEADER, OWNER_HEADER])
+        self._owners = Owners(program)
+        self._dropped = np.frombuffer(program.view("dropped", self._dropped.nbytes), np.uint64, 2)
         program.open_ring("events", self._receive)
         self._attach(program)  # tried once, so that status() tells before anything is managed
         program.detach_all()
@@ -142,7 +140,7 @@ class DataLoaderProbe:
         """Attached with the hooks or where none was needed yet, degraded where only the pipes are seen."""
         if self._program is None:
             return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._why)
-        lost = int(self._control["lost"][0]) + int(self._control["muted"][0])
+        lost = int(self._dropped.sum())
         if self._no_hooks_why:
             why = f"stalls are seen on the pipes only: {self._no_hooks_why}"
             return ProbeStatus(self.name, ProbeState.DEGRADED, why, "pipes", lost)
@@ -150,22 +148,15 @@ class DataLoaderProbe:
 
     def manage(self, cgroup_ids: Collection[int]) -> None:
         """Watch these cgroups and what is below them, and no others."""
-        wanted = frozenset(cgroup_ids)
-        if self._program is None or wanted == self._managed:
+        if self._program is None or self._owners is None:
             return
-        table = self._program.map("managed")
-        for cgroup in self._managed - wanted:
-            with contextlib.suppress(KeyError):
-                del table[table.Key(cgroup)]
-        for cgroup in wanted - self._managed:
-            table[table.Key(cgroup)] = table.Leaf(1)
-        if wanted and not self._managed:
+        before = self._owners.ids
+        self._owners.replace(cgroup_ids)
+        if self._owners.ids and not before:
             self._attach(self._program)
-        elif not wanted:
+        elif before and not self._owners.ids:
             self._detach_tracepoints(self._program)
-        self._managed = wanted
-        self._control["generation"] += 1
-        self._model.keep(wanted)
+        self._model.keep(self._owners.ids)
 
     def _detach_tracepoints(self, program: Program) -> None:
         for tracepoint in self._tracepoints:
@@ -176,7 +167,7 @@ class DataLoaderProbe:
         if self._program is None:
             return Sample(now_ns)
         self._program.drain_rings()
-        lost = int(self._control["lost"][0])
+        lost = int(self._dropped[RING_FULL])
         if lost != self._lost:
             self._lost = lost
             self._model.lose()
@@ -246,9 +237,8 @@ class DataLoaderProbe:
 
     def close(self) -> None:
         """Detach and free; harmless when repeated."""
-        self._control = self._control.copy()
-        self._managed = frozenset()
+        self._dropped = self._dropped.copy()
         if self._program is not None:
             self._program.close()
-            self._program = None
+            self._program = self._owners = None
             self._why = self._why or "closed"
