@@ -21,7 +21,7 @@ from agent.core import Core
 from agent.jobs import by_id
 from agent.limits import Desired, desired_limits
 from agent.signals import JobSample
-from agent.types import DeviceView, Job, JobId, Slot, TickReport
+from agent.types import Decision, DeviceView, Job, JobId, Slot, TickReport
 from bpf.samples import ProbeState, ProbeStatus, Sample
 from cgroup.enforce import Enforcer
 from cgroup.lines import IO_MAX
@@ -96,21 +96,7 @@ class Loop:
         self._job_errors += result.errors
         self._violations += len(result.violations)
         probes = self.node.probes()
-        desired: Desired = {}
-        if _blind(probes):
-            notes += ("the block probe is unavailable: nothing is enforced",)
-        else:
-            desired = desired_limits(
-                result.decision,
-                jobs,
-                devices,
-                self._applied(),
-                floor=self.settings.floor,
-                ceiling=self.settings.ceiling,
-            )
-        self.enforcer.reconcile(desired, now)
-        if self.enforcer.suspended:
-            notes += (f"enforcement is suspended: {self.enforcer.suspended}",)
+        notes += self._enforce(result.decision, jobs, devices, probes, now)
         self._ticks += 1
         self.latest = TickReport(
             time=now,
@@ -134,6 +120,29 @@ class Loop:
             notes=notes,
         )
         return self.latest
+
+    def _enforce(
+        self,
+        decision: Decision,
+        jobs: Mapping[JobId, Job],
+        devices: Mapping[str, DeviceView],
+        probes: tuple[ProbeStatus, ...],
+        now: float,
+    ) -> tuple[str, ...]:
+        """Bring the control files in line with a decision; returns what the operator should know."""
+        desired: Desired = {}
+        notes: tuple[str, ...] = ()
+        if _blind(probes):
+            notes += ("the block probe is unavailable: nothing is enforced",)
+        else:
+            bounds = self.settings
+            desired = desired_limits(
+                decision, jobs, devices, self._applied(), floor=bounds.floor, ceiling=bounds.ceiling
+            )
+        self.enforcer.reconcile(desired, now)
+        if self.enforcer.suspended:
+            notes += (f"enforcement is suspended: {self.enforcer.suspended}",)
+        return notes
 
     def took(self, seconds: float) -> None:
         """Account the time of the last pass."""
