@@ -27,6 +27,7 @@ from bpf.nfs import NfsProbe
 from bpf.object_store import ANY_PEER, ObjectStoreProbe
 from bpf.page_cache import PageCacheProbe
 from bpf.probes import Probe
+from bpf.workers import WorkersProbe
 from cgroup.enforce import Enforcer
 from cgroup.errors import CgroupError
 from cgroup.files import KernelFiles
@@ -47,6 +48,7 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
         (wanted.page_cache, lambda: PageCacheProbe(loader)),
         (wanted.object_store, lambda: _object_store(config, loader)),
         (wanted.dataloader, lambda: DataLoaderProbe(loader)),
+        (wanted.workers, lambda: WorkersProbe(loader)),
         (config.hint.enabled, lambda: HintListener(Path(config.hint.socket), Path(root))),
     )
     return [make() for is_wanted, make in ladder if is_wanted]
