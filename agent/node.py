@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import exp, inf
 from pathlib import Path
@@ -14,6 +14,7 @@ from agent.config import Config, DeviceRule
 from agent.jobs import PodInfo, PodLookup, no_pods, select_jobs
 from agent.signals import IoCounts, JobSample
 from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
+from bpf.link_state import interface_packets
 from bpf.probes import Probe
 from bpf.samples import BlockCounters, BlockKey, ProbeState, ProbeStatus, Sample, StreamCounters, merge_samples
 from cgroup.actuators import detect, pick
@@ -26,6 +27,8 @@ from cgroup.tree import join
 from cgroup.watch import TreeWatch
 
 log = logging.getLogger(__name__)
+
+PACKETS_EVERY_NS = 1_000_000_000
 
 UNMANAGED_SECONDS = 1.0
 """Time constant of the estimate of unmanaged traffic."""
@@ -63,6 +66,7 @@ class LocalNode:
         self._selected_at = 0.0
         self._traffic = UnmanagedTraffic()
         self._sysfs = Devices()
+        self._packets = NicPackets(interface_packets)
 
     def jobs(self, now: float) -> tuple[Job, ...]:
         """The jobs as the tree stands; rules are applied again on a change, and now and then for new pod labels."""
@@ -90,6 +94,9 @@ class LocalNode:
     def job_samples(self, sample: Sample, jobs: Mapping[JobId, Job]) -> Mapping[JobId, JobSample]:
         """The sample by job; io.stat joins in where the block probe is missing."""
         parts = split_by_job(sample, jobs)
+        if sample.nfs or sample.objects:
+            packets = self._packets.at(sample.time_ns)
+            parts = {job: replace(part, nic_packets=packets) for job, part in parts.items()}
         if any(probe.name == "block" and probe.status().state is not ProbeState.UNAVAILABLE for probe in self._probes):
             return parts
         return {job: replace(part, io_stat=self._io_stat(jobs[job].path)) for job, part in parts.items()}
@@ -188,6 +195,32 @@ def managed_bytes(
         if key.cgroup_id in jobs:
             result[key.device][key.cgroup_id, key.op] = counters.bytes
     return result
+
+
+class NicPackets:
+    """Packets of all interfaces since boot; read once a second, since netlink costs milliseconds, and drawn on between.
+
+    Without that, rates taken ten times a second would be nothing but spikes.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
+        self._read = read
+        self._known: tuple[int, int] | None = None
+        self._per_ns = 0.0
+
+    def at(self, now_ns: int) -> int | None:
+        """The count at this moment; None where netlink cannot be asked."""
+        if self._known is None or now_ns - self._known[0] >= PACKETS_EVERY_NS:
+            try:
+                packets = sum(self._read().values())
+            except OSError:
+                self._known = None
+                return None
+            if self._known is not None:
+                self._per_ns = max(0, packets - self._known[1]) / (now_ns - self._known[0])
+            self._known = (now_ns, packets)
+        at_ns, packets = self._known
+        return packets + int(self._per_ns * (now_ns - at_ns))
 
 
 class UnmanagedTraffic:

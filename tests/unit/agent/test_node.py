@@ -1,7 +1,7 @@
 """How the node's counters are split by job, and what unmanaged cgroups are said to use."""
 
 from agent.config import DeviceRule
-from agent.node import UnmanagedTraffic, configured_devices, preferred_streams, split_by_job
+from agent.node import NicPackets, UnmanagedTraffic, configured_devices, preferred_streams, split_by_job
 from agent.types import Capacity, DeviceInfo, Job, Medium
 from bpf.samples import BlockCounters, BlockKey, CacheCounters, Sample, StreamCounters
 from cgroup.devices import Devices
@@ -76,3 +76,24 @@ def test_a_device_that_cannot_be_steered_is_observed_only(tmp_path, caplog):
     found = configured_devices(rules, Mounts(Devices()), str(tmp_path))
     assert found[name].capacity is None
     assert "observed only" in caplog.text
+
+
+def test_packets_are_read_once_a_second_and_drawn_on_between():
+    reads = []
+
+    def read():
+        reads.append(1)
+        return {"eth0": 1000 * len(reads), "eth1": 0}
+
+    packets = NicPackets(read)
+    seen = [packets.at(tick * 100_000_000) for tick in range(31)]
+    assert len(reads) == 4
+    steps = [after - before for before, after in zip(seen[11:], seen[12:], strict=False)]
+    assert {99, 100, 101} >= set(steps)
+
+
+def test_without_netlink_packets_are_unknown():
+    def refuse():
+        raise PermissionError(1, "Operation not permitted")
+
+    assert NicPackets(refuse).at(0) is None
