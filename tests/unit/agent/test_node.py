@@ -1,5 +1,7 @@
 """How the node's counters are split by job, and what unmanaged cgroups are said to use."""
 
+import itertools
+
 from agent.config import DeviceRule
 from agent.node import NicPackets, UnmanagedTraffic, configured_devices, preferred_streams, split_by_job
 from agent.types import Capacity, DeviceInfo, Job, Medium
@@ -88,7 +90,7 @@ def test_packets_are_read_once_a_second_and_drawn_on_between():
     packets = NicPackets(read)
     seen = [packets.at(tick * 100_000_000) for tick in range(31)]
     assert len(reads) == 4
-    steps = [after - before for before, after in zip(seen[11:], seen[12:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(seen[11:])]
     assert {99, 100, 101} >= set(steps)
 
 
