@@ -7,6 +7,7 @@ hooks are traced too (grade U, and the only sight of loaders without workers); e
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
 from collections.abc import Collection
@@ -25,9 +26,10 @@ from bpf.owners import OWNER_HEADER, Owners
 from bpf.samples import ProbeState, ProbeStatus, Sample
 
 SOURCE = Path(__file__).with_name("dataloader.c")
+EVENT_HEADER = Path(__file__).with_name("dataloader_event.h")
 
 RING_FULL, TOO_MANY = 0, 1
-"""`enum drop_t` of dataloader.c."""
+"""`enum drop_t` of dataloader_event.h."""
 
 _FIELDS = {
     "OFF_TASK_FILES": "task_struct.files",
@@ -52,6 +54,8 @@ _TRACEPOINTS = (
     "sched:sched_process_exit",
 )
 _POLL = "syscalls:sys_enter_poll"
+_WAITS = ("syscalls:sys_exit_futex", "syscalls:sys_enter_futex")
+"""Frequent calls, so they are traced only where nothing else shows a wait."""
 
 _LIBRARY = "libtorch_cpu.so"
 _HOOKS = {
@@ -68,6 +72,9 @@ _LOOK_AGAIN_NS = (500_000_000, 1_000_000_000, 2_000_000_000, 4_000_000_000, 8_00
 
 _CHECK_ALIVE_NS = 10_000_000_000
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h, PROC_PID_INIT_INO
+
+
+log = logging.getLogger(__name__)
 
 
 class Limits(NamedTuple):
@@ -105,6 +112,7 @@ class DataLoaderProbe:
         self._no_hooks_why = "" if hooks else "not asked for"
         self._libraries: dict[tuple[str, int], list[str]] = {}
         self._candidates: dict[int, _Candidate] = {}
+        self._can_trace_waits = True
         self._lost = 0
         self._alive_checked_ns = 0
         try:
@@ -125,7 +133,7 @@ class DataLoaderProbe:
         }
         if _POLL in self._tracepoints:
             macros["HAVE_POLL"] = 1
-        program = self._program = loader.load(SOURCE, macros, shared=[MEMORY_HEADER, OWNER_HEADER])
+        program = self._program = loader.load(SOURCE, macros, shared=[MEMORY_HEADER, OWNER_HEADER, EVENT_HEADER])
         self._owners = Owners(program)
         self._dropped = np.frombuffer(program.view("dropped", self._dropped.nbytes), np.uint64, 2)
         program.open_ring("events", self._receive)
@@ -134,7 +142,7 @@ class DataLoaderProbe:
 
     def _attach(self, program: Program) -> None:
         for tracepoint in self._tracepoints:
-            program.attach_tracepoint(tracepoint, f"tracepoint__{tracepoint.replace(':', '__')}")
+            _attach_tracepoint(program, tracepoint)
 
     def status(self) -> ProbeStatus:
         """Attached with the hooks or where none was needed yet, degraded where only the pipes are seen."""
@@ -159,8 +167,25 @@ class DataLoaderProbe:
         self._model.keep(self._owners.ids)
 
     def _detach_tracepoints(self, program: Program) -> None:
-        for tracepoint in self._tracepoints:
+        self._model.see_waits(sees=False)
+        for tracepoint in (*self._tracepoints, *_WAITS):
             program.detach(f"tracepoint:{tracepoint}")
+
+    def _trace_waits(self, program: Program) -> None:
+        """Trace futex calls while some loop needs it."""
+        traced = f"tracepoint:{_WAITS[0]}" in program.attached
+        if self._model.needs_waits and not traced and self._can_trace_waits:
+            try:
+                for tracepoint in _WAITS:
+                    _attach_tracepoint(program, tracepoint)
+                self._model.see_waits(sees=True)
+            except ProbeError as error:
+                self._can_trace_waits = False
+                log.warning("waits for pin-memory threads are not seen: %s", error)
+        elif traced and not self._model.needs_waits:
+            self._model.see_waits(sees=False)
+            for tracepoint in _WAITS:
+                program.detach(f"tracepoint:{tracepoint}")
 
     def read(self, now_ns: int) -> Sample:
         """Drain the ring and return all streams."""
@@ -172,6 +197,7 @@ class DataLoaderProbe:
             self._lost = lost
             self._model.lose()
         self._look_for_libraries(self._program, now_ns)
+        self._trace_waits(self._program)
         if now_ns - self._alive_checked_ns > _CHECK_ALIVE_NS:
             self._alive_checked_ns = now_ns
             self._drop_dead(now_ns)
@@ -242,3 +268,7 @@ class DataLoaderProbe:
             self._program.close()
             self._program = self._owners = None
             self._why = self._why or "closed"
+
+
+def _attach_tracepoint(program: Program, tracepoint: str) -> None:
+    program.attach_tracepoint(tracepoint, f"tracepoint__{tracepoint.replace(':', '__')}")

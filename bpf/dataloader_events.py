@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 EVENT = struct.Struct("=QQQQIIIIiHH24s")
-"""`struct event_t` of dataloader.c."""
+"""`struct event_t` of dataloader_event.h."""
 
 IN_WORKER = 1
 IN_PIN_THREAD = 2
@@ -16,7 +16,7 @@ NO_TASK = -1
 
 
 class Kind(IntEnum):
-    """`enum kind_t` of dataloader.c."""
+    """`enum kind_t` of dataloader_event.h."""
 
     WRITE = 1
     READ = 2
@@ -28,6 +28,8 @@ class Kind(IntEnum):
     PROCESS = 8
     EXIT = 9
     CONTROL_READ = 10
+    WAIT = 11
+    WAIT_END = 12
 
 
 class Event(NamedTuple):

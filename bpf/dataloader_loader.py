@@ -24,7 +24,8 @@ class Loader:
     """One iterator over a DataLoader: its index pipes, its result pipe, the queue of its present epoch.
 
     `proven` when one of its workers has been seen to wait for tasks as only the DataLoader's do. When it is exhausted,
-    batches that were read early may be left to take. `early` are batches taken before its stream is known.
+    batches that were read early may be left to take. `early` are batches taken before its stream is known. `waited_ns`
+    is how long the loop has waited for its pin-memory thread since the last batch.
     """
 
     queue: Queue = field(default_factory=Queue)
@@ -39,6 +40,7 @@ class Loader:
     taken: Taken | None = None
     reader_is_main: bool = True
     reader_is_pin: bool = False
+    waited_ns: int = 0
     last_sent_ns: int = 0
     last_event_ns: int = 0
     closed_pipes: set[int] = field(default_factory=set)

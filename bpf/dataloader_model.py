@@ -26,6 +26,7 @@ class DataLoaderModel:
     def __init__(self) -> None:
         self._trainers: dict[int, Trainer] = {}
         self._ended: list[Trainer] = []
+        self._sees_waits = False
         self._index_pipes: dict[int, tuple[Trainer, Loader]] = {}
         self._result_pipes: dict[int, tuple[Trainer, Loader]] = {}
         self._writers: dict[int, int] = {}
@@ -40,6 +41,8 @@ class DataLoaderModel:
             Kind.NEXT_ENTER: lambda event: self._trainer(event).next_entered(event),
             Kind.NEXT_END: lambda event: self._trainer(event).next_ended(event),
             Kind.STEP: lambda event: self._trainer(event).stepped(event),
+            Kind.WAIT: lambda event: self._trainer(event).wait_began(event),
+            Kind.WAIT_END: lambda event: self._trainer(event).wait_ended(event),
             Kind.EXIT: lambda event: self.process_ended(event.process, event.time_ns),
         }
 
@@ -47,6 +50,17 @@ class DataLoaderModel:
     def processes(self) -> Collection[int]:
         """The training processes known."""
         return self._trainers.keys()
+
+    @property
+    def needs_waits(self) -> bool:
+        """Whether some loop waits for a pin-memory thread and nothing but its WAIT events can show that."""
+        return any(trainer.needs_waits for trainer in self._trainers.values())
+
+    def see_waits(self, *, sees: bool) -> None:
+        """Say whether WAIT events are told from now on, so that their absence means something."""
+        self._sees_waits = sees
+        for trainer in self._trainers.values():
+            trainer.sees_waits = sees
 
     def feed(self, event: Event) -> None:
         """Take one event into account; kinds that say nothing about queues are ignored."""
@@ -91,6 +105,7 @@ class DataLoaderModel:
             if len(self._trainers) >= _MAX_TRAINERS:
                 self._forget(next(iter(self._trainers.values())))
             trainer = self._trainers[event.process] = Trainer(event.process, event.cgroup_id)
+            trainer.sees_waits = self._sees_waits
         trainer.cgroup_id = event.cgroup_id
         return trainer
 

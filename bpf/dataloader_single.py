@@ -77,6 +77,7 @@ class SingleProcess:
         stream.epoch += self._between_epochs
         self._between_epochs = False
         self.latest = stream
+        stream.grade = "U"
         for span in self._held:
             self._count(stream, IterationEvent(span.end_ns, span.wait_ns, None))
         self._held.clear()

@@ -27,6 +27,7 @@ MAX_STREAMS = 8
 
 _SAME_LENGTH = 1.25
 _MIN_RUN = 2.0
+_GAP_WEIGHT = 0.1
 
 
 class Features(NamedTuple):
@@ -51,7 +52,8 @@ class Features(NamedTuple):
 class Stream:
     """The counters of one loader of one process, over all its epochs.
 
-    `grade` is that of the last wait, empty where it could not be seen; `validates` where that is sure already.
+    `grade` is that of the last wait, empty where it could not be seen; `validates` where that is sure already;
+    `usual_gap_ns` the smoothed time between two batches.
     """
 
     name: str
@@ -67,9 +69,13 @@ class Stream:
     unordered: bool = False
     validates: bool = False
     grade: str = ""
+    usual_gap_ns: float = 0.0
 
     def count(self, iteration: IterationEvent) -> None:
         """One batch was taken."""
+        if self.last_iteration_ns:
+            gap_ns = max(0, iteration.time_ns - self.last_iteration_ns)
+            self.usual_gap_ns += (gap_ns - self.usual_gap_ns) * (_GAP_WEIGHT if self.usual_gap_ns else 1.0)
         self.iterations += 1
         self.last_iteration_ns = iteration.time_ns
         if iteration.wait_ns is not None:

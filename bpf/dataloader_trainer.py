@@ -2,7 +2,8 @@
 
 The wait is seen in one of these grades. U: spans of PyTorch's own profiler hooks around `next()`. S2: from the loop's
 poll on the result pipe to the next task that it sends (all of `next()`), or to the end of the read where none follows.
-None: where the loop's thread cannot be seen (a pin-memory thread reads for it, or another thread consumes the loader).
+S1: the waits for a pin-memory thread that reads for the loop (true starvation only). None: where another thread
+consumes the loader, since the loop's own waits cannot be told from others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from bpf.samples import IterationEvent, StreamCounters
 
 SETTLE_NS = 20_000_000
 """How long an iteration may wait for the task that its taking sends, by a thread of its own."""
+
+PASS_ON_NS = 300_000
+"""The pin-memory thread's time from reading a batch to handing it over."""
 
 UNPACK_NS = 2_000_000_000
 """How long `next()` may go on after the read, where no span shows its end: unpacking needs the worker's help."""
@@ -41,6 +45,7 @@ class Trainer:
         self.loaders: list[Loader] = []
         self.streams: list[Stream] = []
         self.sees_spans = False
+        self.sees_waits = False
         self._open: dict[int, Span] = {}
         self._ended: dict[int, Span] = {}
         self._last_loader: dict[int, Loader] = {}
@@ -76,8 +81,9 @@ class Trainer:
         loader.reader_is_main = event.in_main_thread
         loader.queue.receive(event.task, waited=self._is_waited_for(event, by_pin_thread=loader.reader_is_pin))
         self._note_in_span(loader, event)
-        if loader.reader_is_pin or self.sees_spans:
+        if self.sees_spans:
             loader.asked_ns = None
+        if loader.reader_is_pin or self.sees_spans:
             return
         loader.has_read = True
         if loader.queue.takes(event.task):
@@ -115,6 +121,46 @@ class Trainer:
         self._close_epoch(loader, now_ns)
         with contextlib.suppress(ValueError):  # exhausted and taken to the end before
             self.loaders.remove(loader)
+
+    # How the loop waits for its pin-memory thread
+
+    @property
+    def needs_waits(self) -> bool:
+        """Whether only WAIT events can show how the loop waits."""
+        return not self.sees_spans and any(loader.reader_is_pin for loader in self.loaders)
+
+    def wait_began(self, event: Event) -> None:
+        """The loop found the queue of its pin-memory thread empty, so it has taken all that came in order before."""
+        loader = self._pinned_loader()
+        if loader is None:
+            return
+        while self._has_passed_on(loader, event.start_ns) and loader.queue.take_silently():
+            self._count_pinned(loader, event.start_ns)
+        loader.asked_ns = event.start_ns
+
+    def wait_ended(self, event: Event) -> None:
+        """It waits no longer."""
+        loader = self._pinned_loader()
+        if loader is not None:
+            loader.waited_ns += event.time_ns - event.start_ns
+            loader.asked_ns = None
+
+    def _pinned_loader(self) -> Loader | None:
+        """The loader that the loop waits for: of those with a pin-memory thread the one that last gave or got."""
+        pinned = [loader for loader in self.loaders if loader.reader_is_pin and loader.proven]
+        return max(pinned, key=lambda loader: loader.last_event_ns, default=None)
+
+    @staticmethod
+    def _has_passed_on(loader: Loader, now_ns: int) -> bool:
+        """Whether the pin-memory thread has had the time to hand over the batch that is next."""
+        queue = loader.queue
+        if queue.unsettled or queue.next_task() not in queue.received:
+            return False
+        return now_ns - loader.last_event_ns > PASS_ON_NS
+
+    def _count_pinned(self, loader: Loader, time_ns: int) -> None:
+        waited_ns, loader.waited_ns = loader.waited_ns if self.sees_waits else None, 0
+        self._count_from(loader, time_ns, waited_ns, loader.queue.depth)
 
     # What the profiler's hooks tell
 
@@ -192,7 +238,8 @@ class Trainer:
     def _waiting_since(self, stream: Stream, loader: Loader | None) -> int | None:
         span = self._open.get(self.process)
         if span is None:
-            return loader.asked_ns if loader is not None and loader.reader_is_main and not self.sees_spans else None
+            sees_loop = loader is not None and (loader.reader_is_main or loader.reader_is_pin)
+            return loader.asked_ns if loader is not None and sees_loop and not self.sees_spans else None
         if span.single:
             return span.start_ns if stream is self._single.latest else None
         here = span.loader or self._last_loader.get(self.process)
@@ -243,11 +290,10 @@ class Trainer:
         if stream is not self._last_stream:
             self._last_stream = stream
             stream.runs += 1
-        stream.grade = "" if iteration.wait_ns is None else "U" if self.sees_spans else "S2"
         stream.count(iteration)
 
     def _count_from(self, loader: Loader, time_ns: int, wait_ns: int | None, depth: int | None) -> None:
-        if self.sees_spans:
+        if self.sees_spans or loader.early:
             self._link_early(loader)
         iteration = IterationEvent(time_ns, wait_ns, depth)
         if loader.stream is None:
@@ -256,6 +302,8 @@ class Trainer:
             self._count_in(loader, loader.stream, iteration)
 
     def _count_in(self, loader: Loader, stream: Stream, iteration: IterationEvent) -> None:
+        grade = "U" if self.sees_spans else "S1" if loader.reader_is_pin else "S2"
+        stream.grade = "" if iteration.wait_ns is None else grade
         stream.unordered |= loader.queue.unordered
         if not loader.queue.unsettled and not loader.queue.is_over():
             stream.capacity = max(stream.capacity or 0, loader.queue.primed)
@@ -269,6 +317,9 @@ class Trainer:
         if loader.has_read:
             wait_ns = None if loader.asked_ns is None else max(0, time_ns - loader.asked_ns)
             loader.asked_ns, loader.has_read = None, False
+        if loader.reader_is_pin:
+            self._count_pinned(loader, time_ns)
+            return
         if not loader.reader_is_main:
             wait_ns = None
         self._count_from(loader, time_ns, wait_ns, loader.queue.depth)
@@ -293,7 +344,10 @@ class Trainer:
         if self.sees_spans or not loader.proven or not queue.is_complete() or self._was_broken_off(loader, now_ns):
             return
         while queue.next_task() is not None and queue.take_silently():
-            self._count_from(loader, now_ns, 0 if loader.reader_is_main else None, queue.depth)
+            if loader.reader_is_pin:
+                self._count_pinned(loader, now_ns)
+            else:
+                self._count_from(loader, now_ns, 0 if loader.reader_is_main else None, queue.depth)
 
     def _was_broken_off(self, loader: Loader, now_ns: int) -> bool:
         """A pin-memory thread reads ahead, so only time tells whether the loop has taken what was read.
@@ -301,11 +355,9 @@ class Trainer:
         After the last task was sent, the rest of a full epoch takes as many iterations as the queue holds.
         """
         stream = loader.stream
-        if not loader.reader_is_pin or stream is None or len(stream.recent) < 2:
+        if not loader.reader_is_pin or stream is None:
             return False
-        first, last = stream.recent[0], stream.recent[-1]
-        gap_ns = (last.time_ns - first.time_ns) / (len(stream.recent) - 1)
-        return now_ns - loader.last_sent_ns < 0.5 * gap_ns * len(loader.queue.outstanding)
+        return now_ns - loader.last_sent_ns < 0.5 * stream.usual_gap_ns * len(loader.queue.outstanding)
 
     def _note_in_span(self, loader: Loader, event: Event) -> None:
         span = self._open.get(event.thread)

@@ -94,18 +94,21 @@ def test_iterations_depth_and_stall(probe, hooks, start, name):
 
 
 def test_pin_memory_thread(probe, hooks, start):
-    """It reads ahead for the loop, so the pipes alone show neither the wait nor when the last batches are taken."""
+    """It reads ahead for the loop: the pipes show the last batches late, and only the waits for it (grade S1).
+
+    These are less than all of `next()`, and those of the first moments, before they are asked for, are missing.
+    """
     for is_last in (False, True):
         trainer, watch = train(probe, start, batches=60, epochs=2, pinned=True)
         books, seen = trainer.books(), watch.only()
         assert seen.last.iterations == len(books)
-        depth = depth_error(seen.events, books)
-        wait = wait_error(seen, books)[0] if hooks else 0.0
+        assert seen.last.grade == ("U" if hooks else "S1")
+        depth, (wait, _) = depth_error(seen.events, books), wait_error(seen, books)
         print(f"pinned: depth ±{depth:.3f}, stall {wait:+.1%}")
-        if is_last or (depth <= 0.15 and abs(wait) <= 0.05):
+        lowest = -0.05 if hooks else -0.4
+        if is_last or (depth <= 0.15 and lowest <= wait <= 0.05):
             assert depth <= (0.15 if hooks else 0.3)
-            assert abs(wait) <= 0.05
-            assert (seen.last.wait_ns is None) == (not hooks)
+            assert lowest <= wait <= 0.05
             return
 
 

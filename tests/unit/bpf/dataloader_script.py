@@ -49,7 +49,7 @@ class Script:
         thread = thread or (self.thread or process if process == self.process else process)
         worker = process != self.process
         flags = IN_WORKER if worker and self.named else 0
-        if kind in {Kind.READ, Kind.POLL} and not worker and self.pinned:
+        if kind in {Kind.READ, Kind.POLL, Kind.CONTROL_READ} and not worker and self.pinned:
             flags, thread = IN_PIN_THREAD, self.process + 1
         parent = self.process if worker else 1
         start = time if start is None else start
@@ -193,20 +193,30 @@ class Loader:
             self.left[worker] -= 1
         if not stops:
             self.finished[task] = finish
-        self.arrivals.append((finish + 15 * US, task, stops))
+        arrival = finish + 15 * US
+        if script.pinned:  # its thread reads at once and hands over
+            self._read(arrival + 20 * US, task, stops, arrival + 10 * US)
+            arrival += 400 * US
+        self.arrivals.append((arrival, task, stops))
+
+    def _read(self, time, task, stops, start):
+        self.script.tell(
+            Kind.READ, time, start=start, pipe=self.result_pipe, task=task, head=STOP if stops else TENSOR,
+            length=104 if stops else 430,
+        )  # fmt: skip
 
     def _receive(self):
         """Read the next result; True where it is a batch to be taken now."""
         script = self.script
         self.arrivals.sort()
         arrival, task, stops = self.arrivals.pop(0)
-        script.tell(Kind.POLL, script.now, pipe=self.result_pipe)
-        begun = max(script.now, arrival) + 20 * US
-        script.now = begun + 10 * US
-        script.tell(
-            Kind.READ, script.now, start=begun, pipe=self.result_pipe, task=task, head=STOP if stops else TENSOR,
-            length=104 if stops else 430,
-        )  # fmt: skip
+        if script.pinned:
+            self._wait_for_pin_thread(arrival)
+        else:
+            script.tell(Kind.POLL, script.now, pipe=self.result_pipe)
+            begun = max(script.now, arrival) + 20 * US
+            script.now = begun + 10 * US
+            self._read(script.now, task, stops, begun)
         script.now += 100 * US  # unpickling
         if stops:
             self.active[self.owner[task]] = False
@@ -215,6 +225,13 @@ class Loader:
             self._send()
             return None
         return task
+
+    def _wait_for_pin_thread(self, arrival):
+        script = self.script
+        if arrival > script.now and not script.hooks:
+            script.tell(Kind.WAIT, script.now)
+            script.tell(Kind.WAIT_END, arrival, start=script.now)
+        script.now = max(script.now, arrival)
 
     def _next(self):
         script, asked = self.script, self.script.now

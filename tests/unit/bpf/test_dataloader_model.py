@@ -123,16 +123,46 @@ def test_count_is_exact_whatever_the_schedule(
         )
 
 
-@pytest.mark.parametrize("hooks", [True, False])
-def test_pin_memory_thread_reads_ahead(hooks):
-    script = Script(hooks=hooks, pinned=True)
+@pytest.mark.parametrize("grade", ["U", "S1", ""])
+def test_pin_memory_thread_reads_ahead(grade):
+    script = Script(hooks=grade == "U", pinned=True)
     loader = Loader(script, load=uneven(3))
     truth = train(script, loader.iterate(80)) + train(script, loader.iterate(80))
     script.end()
+    model = DataLoaderModel()
+    model.see_waits(sees=grade == "S1")
+    stream, iterations = Seen(script.events(), model=model).only()
+    assert (stream.iterations, stream.capacity, stream.grade) == (len(truth), 4, grade)
+    assert depth_error(iterations, truth) <= 0.1
+    if grade:
+        assert abs(wait_error(stream, truth)) <= 0.05
+    else:
+        assert stream.wait_ns is None
+
+
+def test_waits_for_the_pin_memory_thread_are_asked_for_where_nothing_else_shows_them():
+    for hooks in (True, False):
+        script = Script(hooks=hooks, pinned=True)
+        train(script, Loader(script).iterate(10))
+        model = DataLoaderModel()
+        Seen([event for event in script.events() if event.kind != Kind.CONTROL], model=model)
+        assert model.needs_waits != hooks
+    script = Script()
+    train(script, Loader(script).iterate(10))
+    assert not Seen(script.events()[:-1]).model.needs_waits
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_pinned_epoch_broken_off_is_told_from_one_that_ended(persistent):
+    """The thread may have read all that is left in either case."""
+    script = Script(pinned=True)
+    loader = Loader(script, load=lambda task: 2 * MS, persistent=persistent)
+    for _ in range(3):
+        train(script, loader.iterate(40, take=25), compute=30 * MS)
+        train(script, loader.iterate(40), compute=30 * MS)
+    script.end()
     stream, _ = Seen(script.events()).only()
-    assert stream.iterations == len(truth)
-    assert stream.capacity == 4
-    assert (stream.wait_ns is None) == (not hooks)
+    assert stream.iterations == 3 * 65
 
 
 @pytest.mark.parametrize("hooks", [True, False])
