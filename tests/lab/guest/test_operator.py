@@ -4,7 +4,10 @@ One night in small: doctor before, agent with a recording, two jobs, a scan; `to
 replay, report, calibrate, and a look at what is left behind.
 """
 
+import contextlib
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from agent.client import AgentClient, AgentUnreachable
 from tests.lab import groups
 from tests.lab.devices import Ssd
 from tests.lab.disks import find_disk
 
-pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.guest, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 TRAINING = """
 import mmap, os, queue, random, sys, threading, time
@@ -84,6 +88,11 @@ def wait_until(condition, seconds):
         time.sleep(0.2)
 
 
+def answers():
+    with contextlib.suppress(AgentUnreachable):
+        return bool(AgentClient("http://127.0.0.1:9753").state())
+
+
 class Night:
     """What each command said."""
 
@@ -97,26 +106,27 @@ def night(tmp_path_factory):
     (tmp / "train.py").write_text(TRAINING)
     (tmp / "scan.py").write_text(SCAN)
     seen.doctor = prefetchd("doctor", "--config", config, "--mode", "enforce", "--attach", "--json")
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "agent", "run", "--mode", "enforce", "--config", config, "--record", recording],
-        stderr=(tmp / "agent.log").open("w"),
-    )
+    with (tmp / "agent.log").open("w") as log:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "agent", "run", "--mode", "enforce", "--config", config, "--record", recording],
+            stderr=log,
+        )
     groups.BATCH.mkdir()
     (groups.ROOT / "cgroup.subtree_control").write_text("+io")
     (groups.BATCH / "cgroup.subtree_control").write_text("+io")
     scan_group = groups.BATCH / "scan"
     scan_group.mkdir()
     try:
-        wait_until(lambda: prefetchd("top", "--json").returncode == 0, 120)
+        wait_until(answers, 400)
         jobs = [
             subprocess.Popen([sys.executable, "-m", "agent", "exec", "--job", name, "--weight", "150", "--",
-                              sys.executable, tmp / "train.py", disk.node, "60", compute])
+                              sys.executable, tmp / "train.py", disk.node, "110", compute])
             for name, compute in (("hungry", "0.08"), ("modest", "0.4"))
         ]  # fmt: skip
         time.sleep(10)
         scan = subprocess.Popen(
             ["sh", "-c", f'echo $$ > {scan_group}/cgroup.procs; exec "$@"', "sh", sys.executable, tmp / "scan.py",
-             disk.node, "40"],
+             disk.node, "75"],
         )  # fmt: skip
         time.sleep(20)
         seen.top = prefetchd("top", "--once", "--ascii")
@@ -140,7 +150,15 @@ def night(tmp_path_factory):
     seen.recording, seen.replay = recording, prefetchd("replay", recording, "--check")
     seen.report = prefetchd("report", recording, "-o", tmp / "report.html")
     seen.page = (tmp / "report.html").read_text()
+    keep(recording, tmp / "report.html")
     return seen
+
+
+def keep(*files):
+    """Leave files where the host finds them, for people to look at."""
+    folder = os.environ.get("PREFETCHD_LAB_OUT")
+    for file in files if folder else ():
+        shutil.copy(file, folder)
 
 
 def test_doctor_says_that_this_node_can_enforce(night):
