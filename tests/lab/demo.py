@@ -7,6 +7,7 @@ jobs wait at least `REQUIRED_REDUCTION` less, the agent ended cleanly and every 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +22,11 @@ from rich.text import Text
 
 from agent.simulate.scenario import load_scenario
 from tests.lab.cache import PROJECT
+from tests.lab.demo_guest import RECORDING
 from tests.lab.devices import devices_of
 from tests.lab.machine import Lab
 
+REPORT = PROJECT / "out" / "demo.html"
 SCENARIO = Path(__file__).with_name("scenarios") / "demo.toml"
 REQUIRED_REDUCTION = 0.5
 MIB = 1 << 20
@@ -203,12 +206,23 @@ def _conclude(console: Console, screen: Screen, status: int, accelerator: str, o
     console.print(comparison(halves["without"], halves["with"]))
     _print_writes(console, halves["with"])
     console.print(f"real kernel {halves['with']['machine']['kernel']}, {accelerator}, {screen.total():.0f} s in all")
-    problems = failures(halves["without"], halves["with"])
+    problems = failures(halves["without"], halves["with"]) + _write_report(console, out / RECORDING)
     for problem in problems:
         console.print(f"[red]failed[/red]: {problem}")
     if not problems:
         console.print("[green]succeeded[/green]: the training jobs waited less, and every io.max is as it was before")
     return 1 if problems else 0
+
+
+def _write_report(console: Console, recording: Path) -> list[str]:
+    """Make the page of the controlled half; returns what went wrong."""
+    REPORT.parent.mkdir(exist_ok=True)
+    command = [str(PROJECT / ".venv" / "bin" / "prefetchd"), "report", str(recording), "-o", str(REPORT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return [f"the report could not be written: {done.stderr.strip()}"]
+    console.print(f"report of the controlled half: {REPORT.relative_to(PROJECT)} (open it in a browser)")
+    return []
 
 
 def _print_writes(console: Console, controlled: dict[str, Any]) -> None:

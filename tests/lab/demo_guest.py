@@ -19,6 +19,7 @@ from tests.lab.cache import PROJECT
 from tests.lab.disks import find_disk
 from tests.lab.scenario_run import Run, run_scenario
 
+RECORDING = "demo.rec"
 STATE_URL = "http://127.0.0.1:9753/state"
 
 
@@ -36,8 +37,7 @@ def main(argv: list[str]) -> int:
     numbers = {device.name: find_disk(device.name).number for device in scenario.devices if device.kind != "remote"}
     config = write_configuration(out / "prefetchd.toml", scenario, numbers)
     agent = [str(PROJECT / ".venv/bin/prefetchd"), "run", "--mode", "enforce", "--config", str(config)]
-    if len(argv) > 1:
-        agent += argv[1:]
+    agent += ["--record", str(out / RECORDING)]
     say("phase", text="starting the agent (compiles its BPF programs)", seconds=0)
     with_agent = run_scenario(scenario, 1, out=out / "with", agent_argv=agent, each=_state)
     say("summary", half="with", summary=with_agent)
