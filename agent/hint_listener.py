@@ -16,7 +16,7 @@ import stat
 import struct
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from agent import hint
@@ -34,6 +34,10 @@ MAX_DATAGRAMS_PER_SECOND = 1000
 
 MAX_STREAMS_PER_SENDER = 16
 
+QUEUED_DATAGRAMS = 512
+"""Room between two reads: the kernel's own default of 10 is less than what a node of training jobs sends in 100 ms."""
+
+_QUEUE_SYSCTL = Path("/proc/sys/net/unix/max_dgram_qlen")
 _SO_TIMESTAMPNS = 35
 """asm-generic/socket.h, SO_TIMESTAMPNS_OLD: the kernel stamps each datagram when it is sent, CLOCK_REALTIME."""
 
@@ -54,7 +58,8 @@ def open_hint_socket(path: Path) -> socket.socket:
     """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     _refuse_taken(path)
-    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    with _longer_queue(_QUEUE_SYSCTL):
+        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -68,6 +73,25 @@ def open_hint_socket(path: Path) -> socket.socket:
         fresh.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
     return receiver
+
+
+@contextlib.contextmanager
+def _longer_queue(sysctl: Path) -> Iterator[None]:
+    """Sockets made meanwhile take QUEUED_DATAGRAMS; a socket keeps the limit that it was made with.
+
+    Where the limit may not be written (a container without rights) it stays, and senders count what finds no room.
+    """
+    before = ""
+    with contextlib.suppress(OSError, ValueError):
+        text = sysctl.read_text()
+        if int(text) < QUEUED_DATAGRAMS:
+            sysctl.write_text(f"{QUEUED_DATAGRAMS}\n")
+            before = text
+    try:
+        yield
+    finally:
+        if before:
+            sysctl.write_text(before)
 
 
 def _refuse_taken(path: Path) -> None:

@@ -17,6 +17,7 @@ from bpf.dataloader_trainer import Trainer
 from bpf.samples import StreamCounters
 
 _MAX_TRAINERS = 4096
+_MAX_WORKERS = 65536
 _MAX_ORPHANS = 1024
 
 
@@ -177,13 +178,18 @@ class DataLoaderModel:
 
     def _read(self, event: Event) -> None:
         if self._reads_tasks(event):
-            self._workers[event.process] = event.pipe
+            self._know_worker(event)
             return
         trainer, loader = self._result_pipes.get(event.pipe, (None, None))
         if trainer is None or loader is None:
             self._keep_orphan(event)
         elif trainer.process == event.process:
             trainer.result_read(loader, event)
+
+    def _know_worker(self, event: Event) -> None:
+        self._workers[event.process] = event.pipe
+        if len(self._workers) > _MAX_WORKERS:
+            del self._workers[next(iter(self._workers))]
 
     def _reads_tasks(self, event: Event) -> bool:
         """Whether the reader is a worker, and if so, make it one."""
@@ -206,7 +212,7 @@ class DataLoaderModel:
         if not self._is_worker(event):
             self._keep_orphan(event)
             return
-        self._workers[event.process] = event.pipe
+        self._know_worker(event)
         _, loader = self._index_pipes.get(event.pipe, (None, None))
         if loader is not None:
             loader.proven = True

@@ -15,6 +15,8 @@ _REORDERING = 64
 
 _MIN_OBSERVATIONS = 4
 _MAX_UNSETTLED = 1024
+_MAX_OUTSTANDING = 8192
+"""No loader sends so far ahead; what looks like one and never takes anything must not fill the memory."""
 
 
 class Queue:
@@ -94,6 +96,8 @@ class Queue:
         self._note_number(task)
         if pipe not in self._ended_pipes:
             self.outstanding[task] = pipe
+        if len(self.outstanding) > _MAX_OUTSTANDING:
+            self.unsettle()
         if self.unsettled:
             self._confirmed += 1
             self._observe(task, workers)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from bpf.dataloader import DataLoaderProbe
+from bpf.dataloader import DataLoaderProbe, Limits
 from bpf.samples import ProbeState
 from tests.native.conftest import missing
 from tests.native.training import Trainer, Watch, depth_error, farm_of_trainers, find_hooks, train, wait_error
@@ -209,3 +209,14 @@ def test_nothing_is_traced_while_nobody_is_managed(probe, start):
     watch.run(trainer)
     assert watch.seen == {}
     assert not any(target.startswith("tracepoint:") for target in probe._program.attached)
+
+
+def test_lost_events_are_counted_and_survived(loader, start, probe):
+    """A ring for 50 events in a loop that makes more between two reads."""
+    small = DataLoaderProbe(loader, hooks=False, limits=Limits(ring_pages=1))
+    try:
+        trainer, watch = train(small, start, batches=60, load=4, compute=1)
+        assert small.status().lost_events > 0
+        assert watch.only().last.iterations <= len(trainer.books())
+    finally:
+        small.close()

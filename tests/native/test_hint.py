@@ -112,6 +112,18 @@ def test_stream_goes_with_its_process(make_cgroup, listener, start):
     assert streams(listener) == {}
 
 
+def test_socket_holds_what_comes_between_two_reads(listener, path, monkeypatch):
+    limit = Path("/proc/sys/net/unix/max_dgram_qlen").read_text()
+    monkeypatch.setenv(hint.SOCKET_VARIABLE, str(path))
+    monkeypatch.setattr(hint, "_channel", hint._Channel())
+    for _ in range(200):  # one sender's own buffer holds some 270
+        hint.iteration(1)
+    hint._channel.close()
+    listener.read(time.monotonic_ns())
+    assert listener.counters()["received"] == 200
+    assert Path("/proc/sys/net/unix/max_dgram_qlen").read_text() == limit
+
+
 def test_hint_costs_little_with_and_without_an_agent(listener, path, monkeypatch):
     """Microseconds per call, far below anything that a training iteration would notice."""
     for where in (path, path.with_name("nobody")):

@@ -191,3 +191,18 @@ def test_iterations_that_found_no_room_are_counted(listener, raw):
     raw.send(hint.WIRE.pack(b"PFH1", 0, 0, 1, 0, 9, 0, 0))
     assert listener.read(now()).streams[0].iterations == 10
     assert listener.status().lost_events == 9
+
+
+@pytest.mark.parametrize(("before", "during"), [("10\n", "512\n"), ("1024\n", "1024\n"), ("odd\n", "odd\n")])
+def test_limit_of_queued_datagrams_is_raised_only_while_the_socket_is_made(tmp_path, before, during):
+    sysctl = tmp_path / "max_dgram_qlen"
+    sysctl.write_text(before)
+    with hint_listener._longer_queue(sysctl):
+        assert sysctl.read_text() == during
+    assert sysctl.read_text() == before
+
+
+def test_limit_that_may_not_be_written_stays(tmp_path):
+    with hint_listener._longer_queue(tmp_path / "missing"):
+        pass
+    assert not (tmp_path / "missing").exists()

@@ -318,6 +318,19 @@ def test_other_users_of_multiprocessing_are_no_loaders():
     assert Seen(script.events()).last == {}
 
 
+def test_strangers_do_not_fill_the_memory():
+    script, model = Script(named=False), DataLoaderModel()
+    for task in range(20_000):
+        script.raw.clear()
+        script.tell(Kind.WRITE, script.now, pipe=1, task=task)
+        script.tell(Kind.READ, script.now, pipe=100 + task, task=task)
+        for event in script.raw:
+            model.feed(event)
+    (trainer,) = model._trainers.values()
+    assert [len(loader.queue.outstanding) < 10_000 for loader in trainer.loaders] == [True]
+    assert len(model._orphans) <= 1024
+
+
 def test_waiting_since_while_the_queue_is_empty():
     for hooks in (True, False):
         script = Script(hooks=hooks)
