@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import mmap
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -59,18 +58,21 @@ _WAITS = ("syscalls:sys_exit_futex", "syscalls:sys_enter_futex")
 
 _LIBRARY = "libtorch_cpu.so"
 _HOOKS = {
-    "_ZN5torch8autograd8profiler25record_function_enter_new": "span_entered",
-    "_ZN2at14RecordFunctionC1ENS_11RecordScopeE": "span_constructed",
     "_ZN2at14RecordFunction3endEv": "span_ended",
+    "_ZN2at14RecordFunctionC1ENS_11RecordScopeE": "span_constructed",
+    "_ZN5torch8autograd8profiler25record_function_enter_new": "span_entered",
 }
-"""Beginnings of the names of C++ functions (torch/csrc/autograd/record_function_ops.cpp, ATen/record_function.h)."""
+"""Beginnings of the names of C++ functions (ATen/record_function.h, torch/csrc/autograd/record_function_ops.cpp).
+
+The one that begins a span comes last, so that no span is seen to begin whose end is not.
+"""
 
 _MAX_LIBRARIES = 16
 _LOOKS_PER_READ = 8
-_LOOK_AGAIN_NS = (500_000_000, 1_000_000_000, 2_000_000_000, 4_000_000_000, 8_000_000_000, 16_000_000_000)
-"""A process shows itself when Python starts; PyTorch comes seconds later."""
+_LOOK_AGAIN_NS = tuple(500_000_000 << n for n in range(10))
+"""A process shows itself when Python starts; PyTorch comes seconds later, from slow storage minutes."""
 
-_CHECK_ALIVE_NS = 10_000_000_000
+_CHECK_NS = 10_000_000_000
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h, PROC_PID_INIT_INO
 
 
@@ -112,9 +114,10 @@ class DataLoaderProbe:
         self._no_hooks_why = "" if hooks else "not asked for"
         self._libraries: dict[tuple[str, int], list[str]] = {}
         self._candidates: dict[int, _Candidate] = {}
+        self._looked_into: set[int] = set()
         self._can_trace_waits = True
         self._lost = 0
-        self._alive_checked_ns = 0
+        self._checked_ns = 0
         try:
             self._start(loader, limits)
         except (ProbeError, BtfError) as error:
@@ -161,7 +164,12 @@ class DataLoaderProbe:
         before = self._owners.ids
         self._owners.replace(cgroup_ids)
         if self._owners.ids and not before:
-            self._attach(self._program)
+            try:
+                self._attach(self._program)
+            except ProbeError as error:
+                self._why = str(error)
+                self.close()
+                return
         elif before and not self._owners.ids:
             self._detach_tracepoints(self._program)
         self._model.keep(self._owners.ids)
@@ -198,9 +206,10 @@ class DataLoaderProbe:
             self._model.lose()
         self._look_for_libraries(self._program, now_ns)
         self._trace_waits(self._program)
-        if now_ns - self._alive_checked_ns > _CHECK_ALIVE_NS:
-            self._alive_checked_ns = now_ns
+        if now_ns - self._checked_ns > _CHECK_NS:
+            self._checked_ns = now_ns
             self._drop_dead(now_ns)
+            self._look_again(now_ns)
         return Sample(now_ns, streams=self._model.take(now_ns))
 
     def _receive(self, address: int) -> None:
@@ -213,7 +222,7 @@ class DataLoaderProbe:
 
     def _drop_dead(self, now_ns: int) -> None:
         """The end of a process is an event like others, and can be lost. Pids mean nothing in another namespace."""
-        if os.stat("/proc/self/ns/pid").st_ino != _INITIAL_PID_NAMESPACE:  # noqa: PTH116
+        if Path("/proc/self/ns/pid").stat().st_ino != _INITIAL_PID_NAMESPACE:
             return
         for process in [process for process in self._model.processes if not Path(f"/proc/{process}").exists()]:
             self._model.process_ended(process, now_ns)
@@ -228,8 +237,17 @@ class DataLoaderProbe:
                 found = self._look_into(program, process)
             except OSError:
                 continue  # ended
-            if not found and looks < len(_LOOK_AGAIN_NS):
+            if found:
+                self._looked_into.add(process)
+            elif looks < len(_LOOK_AGAIN_NS):
                 self._candidates[process] = _Candidate(now_ns + _LOOK_AGAIN_NS[looks], looks + 1)
+
+    def _look_again(self, now_ns: int) -> None:
+        """Processes that turned out to train, although their library was not found in time."""
+        trainers = set(self._model.processes)
+        self._looked_into &= trainers
+        for process in trainers - self._looked_into - self._candidates.keys() if self._hooks else ():
+            self._candidates[process] = _Candidate(now_ns, len(_LOOK_AGAIN_NS))
 
     def _look_into(self, program: Program, process: int) -> bool:
         """Attach to the library that a process has loaded; False where it has none (yet)."""
@@ -246,20 +264,25 @@ class DataLoaderProbe:
 
     def _make_room(self, program: Program) -> None:
         if len(self._libraries) >= _MAX_LIBRARIES:
-            for target in self._libraries.pop(next(iter(self._libraries))):
+            for target in reversed(self._libraries.pop(next(iter(self._libraries)))):
                 program.detach(target)
 
     def _attach_hooks(self, program: Program, library: Path) -> list[str]:
         """Attach to one copy of the library; without success the pipes still tell."""
-        before = program.attached
+        before, failed = program.attached, False
         try:
             with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as image:
                 symbols = find_symbols(image, _HOOKS)
             for prefix, function in _HOOKS.items():
                 program.attach_uprobe(library, symbols.get(prefix, prefix), function)
         except (ProbeError, ElfError, OSError) as error:
-            self._no_hooks_why = str(error)
-        return [target for target in program.attached if target not in before]
+            self._no_hooks_why, failed = str(error), True
+        attached = [target for target in program.attached if target not in before]
+        if not failed:
+            return attached
+        for target in attached:
+            program.detach(target)
+        return []
 
     def close(self) -> None:
         """Detach and free; harmless when repeated."""

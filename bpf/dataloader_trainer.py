@@ -32,6 +32,8 @@ _SURELY_WAITING_NS = 2_000_000
 EXHAUSTED_NS = 1_000_000_000
 """After so long without a message an exhausted loader is counted as taken to its end."""
 
+_REORDERED_AT_MOST = 8
+
 LONG_AGO_NS = 10_000_000_000
 """After so long without another call of `next()` a batch is counted without knowing whether a step follows it."""
 
@@ -46,6 +48,7 @@ class Trainer:
         self.streams: list[Stream] = []
         self.sees_spans = False
         self.sees_waits = False
+        self._sent_since_span = 0
         self._open: dict[int, Span] = {}
         self._ended: dict[int, Span] = {}
         self._last_loader: dict[int, Loader] = {}
@@ -64,10 +67,19 @@ class Trainer:
             return
         if self.sees_spans:
             self._note_sent_in_span(loader, event)
+            self._doubt_spans(loader)
         elif queue.is_silent():
             self._take_unread(loader, event.start_ns)
         elif loader.taken is not None and loader.taken.time_ns <= event.start_ns:
             self._settle(loader, event.start_ns)
+
+    def _doubt_spans(self, loader: Loader) -> None:
+        """Batches are taken but no spans come any more: the hooks were lost."""
+        self._sent_since_span += 1
+        if self._sent_since_span > 2 * loader.queue.primed + _REORDERED_AT_MOST:
+            self.sees_spans = False
+            self._open.clear()
+            loader.queue.unsettle()
 
     def result_read(self, loader: Loader, event: Event) -> None:
         """A result was read by a thread of the process."""
@@ -170,6 +182,7 @@ class Trainer:
             for loader in self.loaders:
                 self._settle(loader, None)
             self.sees_spans = True
+        self._sent_since_span = 0
         self._resolve(event.thread)
         self._open[event.thread] = Span(event.start_ns, is_single_process(event.head), event.in_main_thread)
 

@@ -255,6 +255,18 @@ def after(events, time_ns):
     return [event for event in events if event.time_ns > time_ns]
 
 
+def test_hooks_that_are_lost_leave_the_pipes_to_tell():
+    script = Script(hooks=True)
+    truth = train(script, Loader(script).iterate(60))
+    script.hooks = False
+    truth += train(script, Loader(script).iterate(200))
+    script.end()
+    stream, iterations = Seen(script.events()).only()
+    assert stream.grade == "S2"
+    assert 0 <= len(truth) - stream.iterations <= 20
+    assert depth_error(iterations[-100:], truth[-100:]) <= 0.1
+
+
 @pytest.mark.parametrize("hooks", [True, False])
 @pytest.mark.parametrize("load", [8 * MS, 20 * MS])
 def test_late_attach_counts_at_once_and_learns_the_depth(hooks, load):
