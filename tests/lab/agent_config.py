@@ -18,6 +18,15 @@ cgroup = "/batch.slice/*"
 
 [metrics]
 listen = "127.0.0.1:9753"
+
+# The trainers tell their queues by hints and read disks directly; on an emulated CPU each further program would cost
+# 7 to 20 s of compilation at start.
+[probes]
+nfs = false
+object_store = false
+page_cache = false
+dataloader = false
+workers = false
 """
 
 _DEVICE = """

@@ -31,7 +31,7 @@ from tests.lab.summary import summarise
 from tests.lab.trainer import job_arguments, neighbour_arguments, trainer_program
 
 READY_URL = "http://127.0.0.1:9753/readyz"
-_READY_SECONDS = 120.0
+_READY_SECONDS = 300.0
 _STUCK_SECONDS = 10.0
 _LOOK_SECONDS = 0.25
 _LOGS = Path("/run/lab-truth")
