@@ -19,12 +19,11 @@ cgroup = "/batch.slice/*"
 [metrics]
 listen = "127.0.0.1:9753"
 
-# The trainers tell their queues by hints and read disks directly; on an emulated CPU each further program would cost
-# 7 to 20 s of compilation at start.
+# The trainers tell their queues by hints; on an emulated CPU each further program costs 7 to 20 s of compilation.
 [probes]
-nfs = false
+nfs = {nfs}
 object_store = false
-page_cache = false
+page_cache = {page_cache}
 dataloader = false
 workers = false
 """
@@ -46,7 +45,9 @@ HDD_RANDOM_IOPS = 105
 
 def configuration(scenario: Scenario, numbers: Mapping[str, str], policy: str = "adaptive") -> str:
     """TOML for `prefetchd run --config`; `numbers` gives the `maj:min` of each of the scenario's devices."""
-    text = _GROUPS.format(policy=policy)
+    nfs = any(device.kind == "nfs" for device in scenario.devices)
+    page_cache = any(job.access == "filesystem" for job in scenario.jobs)
+    text = _GROUPS.format(policy=policy, nfs=_toml(nfs), page_cache=_toml(page_cache))
     for device in scenario.devices:
         if device.name not in numbers:
             continue
@@ -55,6 +56,10 @@ def configuration(scenario: Scenario, numbers: Mapping[str, str], policy: str = 
         iops = HDD_RANDOM_IOPS if hdd else device.iops
         text += _DEVICE.format(number=numbers[device.name], medium=device.kind, rate=rate, iops=iops)
     return text
+
+
+def _toml(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def write_configuration(path: Path, scenario: Scenario, numbers: Mapping[str, str], policy: str = "adaptive") -> Path:
