@@ -8,19 +8,17 @@ would cost 5-14 µs each and decide nothing earlier than a limit can act (blk-th
 from __future__ import annotations
 
 import logging
-import select
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import Protocol, Self
+from typing import Protocol
 
 from agent.core import Core
 from agent.jobs import by_id
 from agent.limits import Desired, desired_limits
 from agent.signals import JobSample
+from agent.stopping import SignalFlags
 from agent.types import Decision, DeviceView, Job, JobId, Slot, TickReport
 from bpf.samples import ProbeState, ProbeStatus, Sample
 from cgroup.enforce import Enforcer
@@ -28,6 +26,9 @@ from cgroup.lines import IO_MAX
 from cgroup.results import Mode, WriteResult
 
 log = logging.getLogger(__name__)
+
+SHORTEST_INTERVAL_SECONDS = 0.05
+"""Between the beginnings of two passes, however often the cgroup tree changes."""
 
 
 class Node(Protocol):
@@ -196,54 +197,37 @@ def _blind(probes: tuple[ProbeStatus, ...]) -> bool:
     return not any(probe.name == "block" and probe.state is not ProbeState.UNAVAILABLE for probe in probes)
 
 
-class SignalFlags:
-    """SIGTERM and SIGINT ask to stop, SIGUSR1 to disarm; handlers only set flags. Undone on exit."""
-
-    def __init__(self) -> None:
-        self.stop = ""
-        self.disarm = False
-        self._previous: dict[int, object] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() itself returned
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        if number == signal.SIGUSR1:
-            self.disarm = True
-        else:
-            self.stop = signal.Signals(number).name
-
-
-def run(loop: Loop, *, duration: float | None, after_tick: Sequence[Callable[[TickReport], object]] = ()) -> str:
+def run(
+    loop: Loop,
+    flags: SignalFlags,
+    *,
+    duration: float | None,
+    after_tick: Sequence[Callable[[TickReport], object]] = (),
+) -> str:
     """Pass after pass until a signal or `duration` seconds; returns why it ended. The caller releases and closes."""
-    with SignalFlags() as flags:
-        started = time.monotonic()
-        due = started
-        while not flags.stop:
-            now = time.monotonic()
-            if duration is not None and now - started >= duration:
-                return f"--duration {duration:g} s is over"
-            if flags.disarm:
-                flags.disarm = False
-                loop.disarm("SIGUSR1")
-            report = loop.tick(now, time.time())
-            loop.took(time.monotonic() - now)
-            for hook in after_tick:
-                hook(report)
-            due = max(due + loop.settings.interval_seconds, time.monotonic())
-            _sleep_until(due, loop.node.filenos(), flags)
-        return flags.stop
+    flags.started()
+    started = time.monotonic()
+    while not flags.stop:
+        now = time.monotonic()
+        if duration is not None and now - started >= duration:
+            return f"--duration {duration:g} s is over"
+        if flags.disarm:
+            flags.disarm = False
+            loop.disarm("SIGUSR1")
+        report = loop.tick(now, time.time())
+        loop.took(time.monotonic() - now)
+        for hook in after_tick:
+            hook(report)
+        _pause(loop, now, flags)
+    return flags.stop
 
 
-def _sleep_until(due: float, filenos: Sequence[int], flags: SignalFlags) -> None:
-    """Wait until `due`; a change of the cgroup tree or a signal ends the wait early."""
-    remaining = due - time.monotonic()
-    if remaining > 0 and not flags.stop:
-        select.select([fd for fd in filenos if fd >= 0], [], [], remaining)
+def _pause(loop: Loop, began: float, flags: SignalFlags) -> None:
+    """Wait for the next pass, at the latest one interval after this one `began`.
+
+    A change of the cgroup tree brings it forward, so that a new job is seen at once; but not at will, since a node that
+    makes cgroups all the time would keep the agent busy with nothing else.
+    """
+    interval = loop.settings.interval_seconds
+    flags.wait(began + min(interval, SHORTEST_INTERVAL_SECONDS))
+    flags.wait(began + interval, loop.node.filenos())

@@ -28,6 +28,7 @@ from agent.policies.base import make_policy
 from agent.recording import Recorder
 from agent.server import Endpoint
 from agent.settings import core_settings, policy_settings
+from agent.stopping import SignalFlags, StoppedEarlyError
 from agent.types import TickReport
 from bpf.loader import Loader
 from cgroup.devices import Devices
@@ -70,9 +71,14 @@ def main(args: argparse.Namespace) -> int:
         raise CannotEnforceError(f"No jobs can be found: {hierarchy.problem}. {hierarchy.fix}")
     mode = _possible_mode(config, hierarchy)
     config = msgspec.structs.replace(config, mode=mode)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_only_instance(Path(config.enforcement.state_directory)))
-        return _serve(stack, config, root, mode, args)
+    with SignalFlags() as flags:
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(_only_instance(Path(config.enforcement.state_directory)))
+                return _serve(stack, flags, config, root, args)
+        except StoppedEarlyError as request:
+            log.info("ending before the start was complete: %s", request)
+            return 0
 
 
 def _seconds(text: str) -> float:
@@ -121,9 +127,8 @@ def _only_instance(state: Path) -> Iterator[None]:
         yield
 
 
-def _serve(
-    stack: contextlib.ExitStack, config: Config, root: str, mode: configuration.Mode, args: argparse.Namespace
-) -> int:
+def _serve(stack: contextlib.ExitStack, flags: SignalFlags, config: Config, root: str, args: argparse.Namespace) -> int:
+    mode = config.mode
     journal, restored = recover_journal(config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
     devices = configured_devices(config.devices, Mounts(Devices()), root)
@@ -143,7 +148,7 @@ def _serve(
         hooks.append(_recording(stack, Path(args.record), config, loop))
     _announce(config, node, endpoint, enforcer.mode)
     systemd.notify("READY=1")
-    why = run(loop, duration=args.duration, after_tick=hooks)
+    why = run(loop, flags, duration=args.duration, after_tick=hooks)
     systemd.notify("STOPPING=1")
     log.info("ending: %s", why)
     loop.release(why)
