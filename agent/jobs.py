@@ -15,7 +15,7 @@ from agent.config import BestEffortRule, Config, JobRule
 from agent.types import Job, JobId
 from cgroup.patterns import matches
 from cgroup.pods import ExecRef, PodRef, SlurmRef, identify, protected
-from cgroup.tree import Cgroup
+from cgroup.tree import Cgroup, ancestors
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +45,10 @@ def no_pods(uid: str) -> PodInfo | None:
 
 def select_jobs(cgroups: Iterable[Cgroup], config: Config, pods: PodLookup = no_pods) -> tuple[Job, ...]:
     """Every job and best-effort cgroup among `cgroups`, outermost first; names are made unique."""
-    taken: list[str] = []
+    taken: set[str] = set()
     jobs: list[Job] = []
     for cgroup in sorted(cgroups, key=lambda one: (one.path.count("/"), one.path)):
-        if any(cgroup.path.startswith(f"{path}/") for path in taken):
+        if not taken.isdisjoint(ancestors(cgroup.path)):
             continue
         job = _match(cgroup, config, pods)
         if job is None:
@@ -57,7 +57,7 @@ def select_jobs(cgroups: Iterable[Cgroup], config: Config, pods: PodLookup = no_
         if reason:
             log.debug("%s matches a rule but is left alone: %s", cgroup.path, reason)
             continue
-        taken.append(cgroup.path)
+        taken.add(cgroup.path)
         jobs.append(job)
     return _unique(jobs)
 
@@ -90,7 +90,7 @@ def _describe(cgroup: Cgroup, rule: JobRule | BestEffortRule, pod: PodInfo | Non
         weight = _weight(pod.annotations.get(WEIGHT_ANNOTATION, ""), weight)
     return Job(
         id=cgroup.id,
-        name=rule.name or _name(cgroup.path, pod),
+        name=_printable(rule.name or _name(cgroup.path, pod)),
         path=cgroup.path,
         training=training,
         weight=weight,
@@ -124,14 +124,23 @@ def _name(path: str, pod: PodInfo | None) -> str:
     return last.removesuffix(".slice").removesuffix(".scope").removesuffix(".service")
 
 
+def _printable(name: str) -> str:
+    """A cgroup may be called anything but `/` and a line break; metrics want UTF-8, terminals no control characters."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in name)
+
+
 def _unique(jobs: list[Job]) -> tuple[Job, ...]:
-    """Two series may not carry the same labels: the second of a name becomes `name-2`."""
+    """Two series may not carry the same labels: the second of a name becomes `name-2`, or the next that is free."""
     seen: Counter[tuple[str, str, str]] = Counter()
+    taken: set[tuple[str, str, str]] = set()
     result = []
     for job in jobs:
-        key = (job.name, job.namespace, job.pod)
-        seen[key] += 1
-        result.append(job if seen[key] == 1 else replace(job, name=f"{job.name}-{seen[key]}"))
+        key = wanted = (job.name, job.namespace, job.pod)
+        while key in taken:
+            seen[wanted] += 1
+            key = (f"{job.name}-{seen[wanted] + 1}", job.namespace, job.pod)
+        taken.add(key)
+        result.append(job if key == wanted else replace(job, name=key[0]))
     return tuple(result)
 
 

@@ -1,5 +1,7 @@
 """Which cgroups become jobs: first rule wins, outermost cgroup wins, the node's own cgroups never."""
 
+import time
+
 from agent.config import parse
 from agent.jobs import CLASS_ANNOTATION, WEIGHT_ANNOTATION, PodInfo, select_jobs
 from cgroup.tree import Cgroup
@@ -31,6 +33,28 @@ def test_training_and_best_effort():
         (102, "a", True, 300.0),
         (103, "x", False, 100.0),
     }
+
+
+def test_names_that_nobody_can_print_are_written_out():
+    paths = ["/train.slice/\udcff\udc80x", "/train.slice/a\rb\x1b[31m", "/train.slice/作业 1"]
+    names = [job.name for job in select(*paths)]
+    assert names == ["a\\rb\\x1b[31m", "作业 1", "\\udcff\\udc80x"]
+    assert all(name.encode() for name in names)
+    assert [job.path for job in select(*paths)] == [paths[1], paths[2], paths[0]]
+
+
+def test_names_stay_unique_where_one_is_called_as_another_is_renamed():
+    config = parse('[[jobs]]\ncgroup = "/one/*"\nname = "a"\n[[jobs]]\ncgroup = "/two/*"')
+    names = [job.name for job in select("/one/p", "/one/q", "/one/r", "/two/a-2", "/two/a", config=config)]
+    assert sorted(names) == sorted(set(names))
+    assert names[:3] == ["a", "a-2", "a-3"]
+
+
+def test_thousands_of_cgroups_are_sorted_out_quickly():
+    paths = [f"/train.slice/job{number}{below}" for number in range(3000) for below in ("", "/worker")]
+    began = time.monotonic()
+    assert len(select(*paths)) == 3000
+    assert time.monotonic() - began < 2.0
 
 
 def test_what_lies_below_a_job_belongs_to_it():
