@@ -63,7 +63,7 @@ def newest(releases: Iterable[str]) -> str | None:
 def ensure_kernel(progress: Callable[[str], None]) -> Kernel:
     """Return the newest kernel of the cache; download and unpack one first where the cache holds none."""
     folder = cache_folder("kernel")
-    cached = newest(path.parent.name for path in folder.glob("*/complete"))
+    cached = newest(usable_releases(folder))
     if cached:
         return Kernel(cached, folder / cached)
     package = real_package(command_output(["apt-cache", "depends", _META_PACKAGE]))
@@ -77,6 +77,12 @@ def ensure_kernel(progress: Callable[[str], None]) -> Kernel:
     command_output(["depmod", "--basedir", str(kernel.root), kernel.release])
     (kernel.root / "complete").touch()
     return kernel
+
+
+def usable_releases(folder: Path) -> list[str]:
+    """Return the unpacked releases whose headers are still there: the host's own may have been upgraded since."""
+    kernels = [Kernel(mark.parent.name, mark.parent) for mark in folder.glob("*/complete")]
+    return [kernel.release for kernel in kernels if (kernel.modules / "build").exists()]
 
 
 def unpack_packages(packages: Iterable[str], root: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lab import LabBroken
-from tests.lab.kernel import newest, real_package, release_of
+from tests.lab.kernel import newest, real_package, release_of, usable_releases
 
 BOOKWORM = "linux-image-amd64\n  Depends: linux-image-6.1.0-57-amd64\n"
 ALTERNATIVES = """linux-image-amd64
@@ -43,3 +43,14 @@ def test_no_package_says_what_to_do(text):
 def test_newest_release_by_number():
     assert newest(["6.1.0-9-amd64", "6.1.0-57-amd64", "5.10.0-99-amd64"]) == "6.1.0-57-amd64"
     assert newest([]) is None
+
+
+def test_kernel_whose_headers_are_gone_is_not_used(tmp_path):
+    for release in ("6.1.0-57-amd64", "6.1.0-58-amd64"):
+        modules = tmp_path / release / "lib" / "modules" / release
+        modules.mkdir(parents=True)
+        (tmp_path / release / "complete").touch()
+        (modules / "build").symlink_to(tmp_path / f"headers-{release}")
+    assert usable_releases(tmp_path) == []
+    (tmp_path / "headers-6.1.0-57-amd64").mkdir()
+    assert usable_releases(tmp_path) == ["6.1.0-57-amd64"]
