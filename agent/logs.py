@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import sys
 import time
+from typing import TextIO
 
 from agent.config import LogSection
 
 _SYSTEMD_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+_PIECE = 1024
+"""Characters, at most one page as UTF-8: a pipe tells that it can be written to as soon as a page of it is free."""
+
+
+def _printable(text: str) -> str:
+    """What came from outside, names above all, may not steer a terminal or begin a line of its own."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 class TextFormatter(logging.Formatter):
@@ -22,7 +32,7 @@ class TextFormatter(logging.Formatter):
         self._journald = journald
 
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{record.levelname.lower()} {record.name}: {record.getMessage()}"
+        text = f"{record.levelname.lower()} {record.name}: {_printable(record.getMessage())}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         if self._journald:
@@ -47,8 +57,51 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class ImpatientHandler(logging.StreamHandler[TextIO]):
+    """Leaves a line out, and later says how many, where writing it would wait for a reader that has stopped reading.
+
+    A terminal that was halted or a full pipe must not hold up the loop: others depend on the limits it has set.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._left_out = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line as far as there is room for it."""
+        try:
+            if self._left_out and self._write(self._format_left_out()):
+                self._left_out = 0
+            if not self._write(self.format(record)):
+                self._left_out += 1
+        except Exception:  # noqa: BLE001  # as every handler does: an error of logging is shown, not raised
+            self.handleError(record)
+
+    def _format_left_out(self) -> str:
+        text = f"{self._left_out} line(s) are missing here: nobody read them"
+        return self.format(logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None))
+
+    def _write(self, line: str) -> bool:
+        """Piece by piece; False where there was no room for the next one."""
+        line += self.terminator
+        for start in range(0, len(line), _PIECE):
+            if not self._has_room():
+                return False
+            self.stream.write(line[start : start + _PIECE])
+            self.stream.flush()
+        return True
+
+    def _has_room(self) -> bool:
+        try:
+            poll = select.poll()
+            poll.register(self.stream.fileno(), select.POLLOUT)
+            return bool(poll.poll(0))
+        except (OSError, ValueError):
+            return True  # no descriptor behind it
+
+
 def setup(section: LogSection) -> None:
     """Send the root logger's lines to standard error in the configured form."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = ImpatientHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if section.json else TextFormatter(journald="JOURNAL_STREAM" in os.environ))
     logging.basicConfig(level=section.level.upper(), handlers=[handler], force=True)
