@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -33,6 +34,8 @@ exit status:
   2  the command line or the configuration cannot be used
   3  this node cannot do what was asked (`prefetchd doctor` says what to change)
 """
+
+_OUTPUT_FULL = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 
 
 class Command(Protocol):
@@ -77,20 +80,54 @@ def build_parser(*chosen: str) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; errors that the operator can mend end in one sentence and an exit status, never in a traceback."""
+    _open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    parser = build_parser(chosen) if chosen else build_parser()
-    args = parser.parse_args(arguments)
     try:
-        return load(args.command).main(args)
+        status = _run(arguments, chosen)
+        sys.stdout.flush()
     except PrefetchdError as error:
         print(f"prefetchd: {error}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 0
+    except OSError as error:
+        if error.errno not in _OUTPUT_FULL or error.filename is not None:
+            raise
+        _forget_output()
+        print(f"prefetchd: Standard output cannot be written ({error.strerror}).", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
+    return status
+
+
+def _run(arguments: Sequence[str], chosen: str | None) -> int:
+    parser = build_parser(chosen) if chosen else build_parser()
+    args = parser.parse_args(arguments)
+    return load(args.command).main(args)
+
+
+def _open_standard_streams() -> None:
+    """Put /dev/null in place of standard streams that the caller has closed.
+
+    Otherwise the next files that are opened take their numbers, and what C libraries write to standard error ends up in
+    the lock or the journal.
+    """
+    while True:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        if descriptor > 2:
+            os.close(descriptor)
+            break
+        os.set_inheritable(descriptor, True)  # noqa: FBT003 - the name of the call says what is true
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - a descriptor, open for good
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _forget_output() -> None:
+    """What is still to be written would fail again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

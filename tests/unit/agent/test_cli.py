@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,26 @@ def test_a_reader_that_goes_away_is_no_error():
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     assert "Broken pipe" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("completion", "bash"), ("--help",), ("restore", "--json")])
+def test_a_full_disk_behind_the_output_is_a_sentence(arguments):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "agent", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "prefetchd: Standard output cannot be written (No space left on device)."
+
+
+def test_closed_streams_are_replaced_before_a_file_can_take_their_numbers():
+    code = (
+        "import os, sys; from agent.__main__ import main; status = main(['restore', '--state-directory', '/nowhere']);"
+        "sys.exit(40 + status + sum(os.stat(n).st_rdev == os.stat(os.devnull).st_rdev for n in (0, 1, 2)))"
+    )
+    done = subprocess.run(["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, code], check=False, timeout=60)
+    assert done.returncode == 43
 
 
 @pytest.fixture(scope="module")
