@@ -26,7 +26,10 @@ def loader():
         yield made
 
 
-@pytest.fixture(scope="module", params=["fentry", "kprobe", "tracepoint"])
+@pytest.fixture(
+    scope="module",
+    params=["fentry", *(pytest.param(tier, marks=pytest.mark.nightly) for tier in ("kprobe", "tracepoint"))],
+)
 def probe(request, loader):
     made = BlockProbe(loader, tiers=[request.param])
     assert made.status().tier == request.param, made.status().why
