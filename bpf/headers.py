@@ -6,6 +6,8 @@ needs them for its own prelude.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import platform
 import re
@@ -17,22 +19,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ARCHITECTURES = {"x86_64": ("x86", "amd64"), "aarch64": ("arm64", "arm64")}
+_PREFIX = "prefetchd-headers-"
 _PROOF = Path("include/linux/kconfig.h")
 _GENERATED = Path("include/generated/autoconf.h")
 
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Where headers were found: `tree` is None where BCC finds them by itself; `temporary` trees are ours to remove."""
+    """Where headers were found: `tree` is None where BCC finds them by itself.
+
+    A tree that we made is locked through the descriptor `lock` while we live, and ours to remove.
+    """
 
     origin: str
     tree: Path | None = None
-    temporary: bool = False
+    lock: int | None = None
+
+    @property
+    def temporary(self) -> bool:
+        """Whether `remove` has something to do."""
+        return self.lock is not None
 
     def remove(self) -> None:
         """Remove the tree if we made it."""
-        if self.temporary and self.tree is not None:
+        if self.tree is not None and self.lock is not None:
             shutil.rmtree(self.tree, ignore_errors=True)
+            os.close(self.lock)
 
 
 def find_headers(root: Path = Path("/")) -> Headers | None:
@@ -53,9 +65,30 @@ def find_headers(root: Path = Path("/")) -> Headers | None:
 
 def _extract(archive: Path) -> Headers:
     """Headers that the kernel carries itself (CONFIG_IKHEADERS)."""
-    tree = Path(tempfile.mkdtemp(prefix="prefetchd-headers-"))
+    tree, lock = _new_tree()
     subprocess.run(["tar", "-xJf", str(archive), "-C", str(tree)], check=True)
-    return Headers(f"the running kernel's own, {archive}", tree, temporary=True)
+    return Headers(f"the running kernel's own, {archive}", tree, lock)
+
+
+def _new_tree() -> tuple[Path, int]:
+    """A temporary folder that is locked until this process ends; those of processes that were killed are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or in use
+            os.close(_locked(left))
+            shutil.rmtree(left, ignore_errors=True)
+    tree = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    return tree, _locked(tree)
+
+
+def _locked(folder: Path) -> int:
+    """Descriptor that holds the lock on a folder; BlockingIOError where another one does."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
 
 
 def _newest_first(folder: Path, pattern: str) -> Iterator[Path]:
@@ -70,11 +103,11 @@ def _joined(sources: Path) -> Headers | None:
     for specific in _newest_first(sources, f"linux-headers-*-{debian_arch}"):
         common = specific.with_name(specific.name.removesuffix(debian_arch) + "common")
         if (common / _PROOF).is_file() and (specific / _GENERATED).is_file():
-            tree = Path(tempfile.mkdtemp(prefix="prefetchd-headers-"))
+            tree, lock = _new_tree()
             _link(tree / "include", common / "include", specific / "include")
             below = Path("arch") / kernel_arch / "include"
             _link(tree / below, common / below, specific / below)
-            return Headers(f"another kernel's, {common} and {specific}", tree, temporary=True)
+            return Headers(f"another kernel's, {common} and {specific}", tree, lock)
     return None
 
 

@@ -87,3 +87,15 @@ def test_a_whole_tree_is_used_in_place(tmp_path):
     assert (found.tree, found.temporary) == (tree, False)
     found.remove()
     assert tree.exists()
+
+
+def test_trees_of_killed_processes_are_removed_and_those_in_use_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    debian_pair(tmp_path / "root", "6.1.0-57")
+    (tmp_path / "prefetchd-headers-left").mkdir()
+    first = find_headers(tmp_path / "root")
+    second = find_headers(tmp_path / "root")
+    assert sorted(tmp_path.glob("prefetchd-headers-*")) == sorted([first.tree, second.tree])
+    first.remove()
+    second.remove()
+    assert not list(tmp_path.glob("prefetchd-headers-*"))
