@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,10 @@ Mode = Literal["observe", "dry-run", "enforce"]
 PolicyName = Literal["adaptive", "paper"]
 MediumName = Literal["ssd", "hdd"]
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+_ENDLESS = 1e15
+"""Above every number of seconds or requests that means anything; keeps infinity out."""
+Positive = Annotated[float, msgspec.Meta(gt=0, lt=_ENDLESS)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, lt=_ENDLESS)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -25,6 +29,11 @@ DEFAULT_LISTEN = "127.0.0.1:9753"
 STATE_DIRECTORY = "/run/prefetchd"
 EXEC_JOBS = "/prefetchd.slice/*"
 """Where `prefetchd exec` starts jobs; the one rule there is by default."""
+
+MAX_SOCKET_PATH = 96
+"""Bytes: 107 in sockaddr_un (unix(7)) less what is appended while the socket is prepared."""
+MAX_QUOTED = 120
+"""Characters of a bad value that a message shows."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("kmgt", start=1)}
@@ -44,14 +53,16 @@ class ByteRate(float):
     def parse(cls, value: object) -> ByteRate:
         """Read a number of bytes per second or a text with a decimal (GB) or binary (GiB) unit."""
         if isinstance(value, int | float) and not isinstance(value, bool):
-            rate = float(value)
+            rate = float(value) if value < 1e300 else float("inf")
         else:
             match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
             if match is None:
-                raise ValueError(f'{value!r} is no byte rate; write a number or a text like "6.5 GB" or "120 MiB"')
+                raise ValueError(
+                    f'{_quoted(value)} is no byte rate; write a number or a text like "6.5 GB" or "120 MiB"'
+                )
             rate = float(match["number"]) * _UNITS[match["unit"].lower()]
         if not 0 < rate < float("inf"):
-            raise ValueError(f"{value!r} is no byte rate; it must be above zero")
+            raise ValueError(f"{_quoted(value)} is no byte rate; it must be above zero and finite")
         return cls(rate)
 
 
@@ -123,9 +134,9 @@ class HealthSection(_Section, frozen=True):
 class GainsSection(_Section, frozen=True):
     """PID gains: relative change of a quota per point of error (kp), point and second (ki), point per second (kd)."""
 
-    kp: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    ki: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    kd: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    kp: NotNegative | None = None
+    ki: NotNegative | None = None
+    kd: NotNegative | None = None
 
 
 class PoolSection(_Section, frozen=True):
@@ -212,7 +223,7 @@ def parse(text: str, source: str = "configuration") -> Config:
     """Read TOML text; raises `ConfigError` with one sentence that names the key."""
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also for endless numbers and arrays in arrays in arrays
         raise ConfigError(f"{source} is not valid TOML: {error}; correct that line.") from None
     return from_mapping(raw, source)
 
@@ -223,6 +234,7 @@ def from_mapping(raw: dict[str, Any], source: str = "configuration") -> Config:
         config = msgspec.convert(raw, Config, dec_hook=_decode_hook)
     except msgspec.ValidationError as error:
         raise ConfigError(_sentence(source, raw, str(error))) from None
+    _check_texts(raw, source, "")
     _check(config, source)
     return config
 
@@ -230,7 +242,7 @@ def from_mapping(raw: dict[str, Any], source: str = "configuration") -> Config:
 def load(path: Path) -> Config:
     """Read the file at `path`; a file that cannot be read is a `ConfigError` as well."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Configuration {str(path)!r} cannot be read ({error}); check the path and rights.") from None
     return parse(text, str(path))
@@ -239,8 +251,9 @@ def load(path: Path) -> Config:
 def split_address(listen: str) -> tuple[str, int]:
     """`ADDR:PORT` or `[v6]:PORT` as (address, port); raises `ConfigError`."""
     host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ConfigError(f"Address {listen!r} is not ADDR:PORT; write for example {DEFAULT_LISTEN}.")
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535
+    if not colon or not is_port or not host.isprintable() or " " in host:
+        raise ConfigError(f"Address {_quoted(listen)} is not ADDR:PORT; write for example {DEFAULT_LISTEN}.")
     return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - an empty address is asked for
 
 
@@ -248,17 +261,27 @@ def _sentence(source: str, raw: dict[str, Any], message: str) -> str:
     """One sentence from the checker's message: the key as written in TOML, the value, and what to do."""
     detail, _, path = message.partition(" - at `$")
     path = path.rstrip("`").removeprefix(".")
-    unknown = re.search(r"unknown field `([^`]+)`", detail)
+    unknown = re.search(r"unknown field `([^`]*)`", detail)
     if unknown:
         key = f"{path}.{unknown[1]}" if path else unknown[1]
-        return f"{source}: key {key!r} is unknown; remove it or correct its spelling{_known(path)}."
+        return f"{source}: key {_quoted(key)} is unknown; remove it or correct its spelling{_known(path)}."
     missing = re.search(r"missing required field `([^`]+)`", detail)
     if missing:
         return f"{source}: key {missing[1]!r} is missing in {path or 'the file'!r}; add it."
     if not path:
         return f"{source}: {detail}; correct it."
-    value = _lookup(raw, path)
-    return f"{source}: key {path!r} has the value {value!r}: {detail[:1].lower()}{detail[1:]}; correct it."
+    value = _quoted(_lookup(raw, path))
+    detail = _shortened(detail[:1].lower() + detail[1:], 2 * MAX_QUOTED)
+    return f"{source}: key {path!r} has the value {value}: {detail}; correct it."
+
+
+def _quoted(value: object) -> str:
+    """The value for a message, not longer than a line."""
+    return _shortened(repr(value))
+
+
+def _shortened(text: str, limit: int = MAX_QUOTED) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
 def _known(path: str) -> str:
@@ -283,6 +306,37 @@ def _lookup(raw: Any, path: str) -> Any:
     return raw
 
 
+def _check_texts(value: object, source: str, path: str) -> None:
+    """No text may hold a character that cannot be printed: none means anything here, and the kernel refuses some."""
+    if isinstance(value, str) and not value.isprintable():
+        raise ConfigError(f"{source}: key {path!r} has the value {_quoted(value)} with a control character; remove it.")
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, inside in items:
+        _check_texts(inside, source, f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}".removeprefix("."))
+
+
+def _check_paths(config: Config, source: str) -> None:
+    """Paths are absolute, since the working directory changes while BPF programs are compiled."""
+    enforcement = config.enforcement
+    for key, path, may_be_empty in (
+        ("cgroup_root", config.cgroup_root, True),
+        ("enforcement.state_directory", enforcement.state_directory, False),
+        ("enforcement.kill_switch_file", enforcement.kill_switch_file, True),
+        ("hint.socket", config.hint.socket, not config.hint.enabled),
+    ):
+        if not path.startswith("/") and (path or not may_be_empty):
+            raise ConfigError(f"{source}: key {key!r} has the value {_quoted(path)}; give a path that begins with '/'.")
+    if len(os.fsencode(config.hint.socket)) > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"{source}: key 'hint.socket' has the value {_quoted(config.hint.socket)}; "
+            f"give a path of at most {MAX_SOCKET_PATH} bytes."
+        )
+
+
 def _check(config: Config, source: str) -> None:
     """What types alone cannot say."""
     try:
@@ -301,12 +355,17 @@ def _check(config: Config, source: str) -> None:
     for broken, text in rules:
         if broken:
             raise ConfigError(f"{source}: {text()}; correct it.")
+    _check_paths(config, source)
     patterns = [rule.cgroup for rule in config.jobs] + [rule.cgroup for rule in config.best_effort]
     for pattern in patterns:
         if not pattern.startswith("/") or ".." in pattern.split("/"):
             raise ConfigError(
-                f"{source}: cgroup pattern {pattern!r} must start with '/' (the cgroup root) and hold no '..'."
+                f"{source}: cgroup pattern {_quoted(pattern)} must start with '/' (the cgroup root) and hold no '..'."
             )
+    labels = [rule.label for rule in config.jobs] + [rule.label for rule in config.best_effort]
+    for label in labels:
+        if label.startswith("="):
+            raise ConfigError(f"{source}: label {_quoted(label)} has no key; write key=value, or the key alone.")
 
 
 def _weights(health: HealthSection) -> tuple[float, float, float, float]:

@@ -42,6 +42,23 @@ def test_shipped_examples_are_valid_when_uncommented():
         ("[enforcement]\nfloor_ratio = 1.0", ["floor_ratio", "1.0"]),
         ("[health]\nqueue_weight=0\nlatency_weight=0\nvariation_weight=0\ndemand_weight=0", ["weights", "zero"]),
         ("mode =", ["not valid TOML"]),
+        ("[metrics]\nmax_jobs = " + "9" * 5000, ["not valid TOML", "digits"]),
+        ("a = " + "[" * 5000 + "]" * 5000, ["not valid TOML"]),
+        (f'[[devices]]\ndevice = "8:0"\nread_bytes_per_second = {"9" * 400}', ["read_bytes_per_second", "finite"]),
+        ('[[devices]]\ndevice = "8:0"\nread_bytes_per_second = inf', ["read_bytes_per_second", "inf", "finite"]),
+        ("[loop]\nscan_seconds = inf", ["loop.scan_seconds", "inf"]),
+        ("[loop]\nscan_seconds = nan", ["loop.scan_seconds", "nan"]),
+        ("[pid.ssd]\nkp = inf", ["pid.ssd.kp", "inf"]),
+        ('mode = "' + "x" * 100_000 + '"', ["'mode'", "…"]),
+        ("x" * 100_000 + " = 1", ["unknown", "…"]),
+        ('"" = 1', ["key ''", "unknown"]),
+        ('[[jobs]]\ncgroup = "/a"\nname = "a\\nb"', ["'jobs[0].name'", "control character"]),
+        ('[enforcement]\nstate_directory = "/run/\\u0000"', ["enforcement.state_directory", "control character"]),
+        ('[enforcement]\nstate_directory = ""', ["enforcement.state_directory", "''", "begins with '/'"]),
+        ('[enforcement]\nkill_switch_file = "off"', ["enforcement.kill_switch_file", "'off'"]),
+        ('cgroup_root = "unified"', ["'cgroup_root'", "'unified'"]),
+        ('[hint]\nsocket = "/' + "x" * 100 + '"', ["hint.socket", "96 bytes"]),
+        ('[[jobs]]\ncgroup = "/a"\nlabel = "=true"', ["'=true'", "no key"]),
         ("jobs = 3", ["'jobs'", "3"]),
     ],
 )
@@ -52,6 +69,7 @@ def test_refusal_is_one_sentence_naming_key_and_value(text, words):
     assert message.startswith("node.toml")
     assert message.endswith(".")
     assert "\n" not in message
+    assert len(message) < 500
     for word in words:
         assert word in message
 
@@ -63,15 +81,28 @@ def test_byte_rates(text, rate):
     assert config.ByteRate.parse(text) == rate
 
 
-@pytest.mark.parametrize("listen", ["", "1.2.3.4", "1.2.3.4:", "1.2.3.4:99999", "a:b"])
+@pytest.mark.parametrize(
+    "listen", ["", "1.2.3.4", "1.2.3.4:", "1.2.3.4:99999", "a:b", "a:٣", "a b:1", "a\0:1", "\udcff:1"]
+)
 def test_bad_addresses(listen):
     with pytest.raises(config.ConfigError, match=re.escape(repr(listen))):
         config.split_address(listen)
 
 
+def test_an_endless_port_is_a_sentence():
+    with pytest.raises(config.ConfigError, match="is not ADDR:PORT"):
+        config.split_address("a:" + "9" * 5000)
+
+
 def test_good_addresses():
     assert config.split_address("127.0.0.1:9753") == ("127.0.0.1", 9753)
     assert config.split_address("[::1]:80") == ("::1", 80)
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path):
+    file = tmp_path / "node.toml"
+    file.write_text("\ufeffmode = 'dry-run'\n", encoding="utf-8")
+    assert config.load(file).mode == "dry-run"
 
 
 def test_missing_file_is_a_sentence(tmp_path):
