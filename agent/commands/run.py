@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import fcntl
 import logging
 import os
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,6 +40,8 @@ from cgroup.mounts import Mounts
 
 log = logging.getLogger("prefetchd")
 
+MIN_OPEN_FILES, MAX_OPEN_FILES = 256, 16384
+
 EPILOG = """\
 examples:
   sudo prefetchd run                                          # observe this node, answer on 127.0.0.1:9753
@@ -65,13 +69,12 @@ def main(args: argparse.Namespace) -> int:
     setup(config.log)
     if os.geteuid() != 0:
         raise PrefetchdError("prefetchd must run as root to load BPF programs; use sudo or the systemd unit.")
+    _raise_file_limit()
     hierarchy = detect_hierarchy()
-    root = config.cgroup_root or hierarchy.root
-    if root is None:
-        raise CannotEnforceError(f"No jobs can be found: {hierarchy.problem}. {hierarchy.fix}")
+    root = _cgroup_root(config, hierarchy)
     mode = _possible_mode(config, hierarchy)
     config = msgspec.structs.replace(config, mode=mode)
-    with SignalFlags() as flags:
+    with SignalFlags() as flags, _last_words():
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(_only_instance(Path(config.enforcement.state_directory)))
@@ -82,7 +85,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no duration; give seconds above zero")
     return value
@@ -94,6 +100,45 @@ def _overridden(config: Config, args: argparse.Namespace) -> Config:
         configuration.split_address(args.listen)
         changes["metrics"] = msgspec.structs.replace(config.metrics, listen=args.listen)
     return msgspec.structs.replace(config, **changes)
+
+
+def _cgroup_root(config: Config, hierarchy: Hierarchy) -> str:
+    root = config.cgroup_root or hierarchy.root
+    if root is None:
+        raise CannotEnforceError(f"No jobs can be found: {hierarchy.problem}. {hierarchy.fix}")
+    if not Path(root, "cgroup.procs").exists():
+        raise configuration.ConfigError(
+            f"cgroup_root {root!r} is no cgroup v2 file system; remove it from the configuration to use "
+            f"{hierarchy.root or '/sys/fs/cgroup'}."
+        )
+    return root
+
+
+def _raise_file_limit() -> None:
+    """Programs, maps and attachments take a hundred descriptors, senders of hints one each, clients up to 64."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < MIN_OPEN_FILES:
+        raise PrefetchdError(
+            f"Only {hard} files may be open at once, and the agent needs {MIN_OPEN_FILES}; raise the limit (ulimit -n, "
+            "LimitNOFILE= of the systemd unit)."
+        )
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextlib.contextmanager
+def _last_words() -> Iterator[None]:
+    """Where the process is when a C library aborts it (LLVM does when memory is short), on standard error.
+
+    On a descriptor of its own, since standard error itself is caught while programs are compiled, when it matters.
+    """
+    with os.fdopen(os.dup(2), "wb", buffering=0) as stream:
+        faulthandler.enable(stream)
+        try:
+            yield
+        finally:
+            faulthandler.disable()
 
 
 def _possible_mode(config: Config, hierarchy: Hierarchy) -> configuration.Mode:
@@ -144,7 +189,7 @@ def _serve(stack: contextlib.ExitStack, flags: SignalFlags, config: Config, root
     stack.callback(endpoint.close)
     hooks = _hooks(guardian)
     hooks.append(history.add)
-    if args.record:
+    if args.record is not None:
         hooks.append(_recording(stack, Path(args.record), config, loop))
     _announce(config, node, endpoint, enforcer.mode)
     systemd.notify("READY=1")
@@ -188,5 +233,6 @@ def _announce(config: Config, node: LocalNode, endpoint: Endpoint, mode: str) ->
     if not config.jobs:
         log.warning("no [[jobs]] in the configuration: nothing will be measured; add the cgroups of your training jobs")
     address = configuration.split_address(config.metrics.listen)[0]
+    address = f"[{address}]" if ":" in address else address
     scheme = "https" if config.metrics.certificate else "http"
     log.info("mode %s, policy %s, answering on %s://%s:%d/metrics", mode, config.policy, scheme, address, endpoint.port)

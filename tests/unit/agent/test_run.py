@@ -1,0 +1,72 @@
+"""What `prefetchd run` checks and prepares before anything is attached."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from agent.commands import run
+from agent.config import Config, ConfigError
+from agent.errors import CannotEnforceError
+from cgroup.hierarchy import Hierarchy
+
+V2 = Hierarchy("v2", "/sys/fs/cgroup")
+
+
+def python(code, *, limit=None):
+    """Run code in an interpreter of its own, with (soft, hard) open files."""
+    command = [sys.executable, "-c", f"from agent.commands import run\n{code}"]
+    start = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, preexec_fn=start)
+
+
+@pytest.mark.parametrize("text", ["abc", "", "-1", "0", "nan", "inf", "1e999"])
+def test_bad_durations_are_quoted(text):
+    command = [sys.executable, "-m", "agent", "run", f"--duration={text}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert f"{text!r} is no duration; give seconds above zero" in done.stderr
+
+
+def test_a_low_limit_of_open_files_is_raised_as_far_as_allowed():
+    done = python("run._raise_file_limit(); import resource; print(resource.getrlimit(7))", limit=(64, 1000))
+    assert done.stdout == "(1000, 1000)\n"
+
+
+def test_a_limit_that_cannot_be_raised_enough_is_a_sentence():
+    done = python("run._raise_file_limit()", limit=(100, 100))
+    assert "Only 100 files may be open at once, and the agent needs 256; raise the limit" in done.stderr
+
+
+def test_an_abort_says_where_even_while_standard_error_is_caught():
+    code = "import os\nwith run._last_words():\n os.dup2(os.open(os.devnull, os.O_WRONLY), 2); os.abort()"
+    done = python(code)
+    assert done.returncode < 0
+    assert "Fatal Python error: Aborted" in done.stderr
+    assert 'File "<string>"' in done.stderr
+
+
+def test_a_cgroup_root_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is no cgroup v2 file system; remove it"):
+        run._cgroup_root(Config(cgroup_root=str(tmp_path)), V2)
+    (tmp_path / "cgroup.procs").touch()
+    assert run._cgroup_root(Config(cgroup_root=str(tmp_path)), V2) == str(tmp_path)
+
+
+def test_without_cgroup_v2_the_fix_is_told():
+    with pytest.raises(CannotEnforceError, match="mount it"):
+        run._cgroup_root(Config(), Hierarchy("none", None, "nothing is mounted", "Please mount it."))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gets as far as that")
+def test_a_record_without_a_name_is_not_passed_over(tmp_path):
+    config = tmp_path / "node.toml"
+    config.write_text(f'[enforcement]\nstate_directory = "{tmp_path}"\n[metrics]\nlisten = "127.0.0.1:0"\n'
+                      "[hint]\nenabled = false\n[probes]\nblock = false\nnfs = false\nobject_store = false\n"
+                      "page_cache = false\ndataloader = false\n")  # fmt: skip
+    command = [sys.executable, "-m", "agent", "run", "--config", config, "--record", "", "--duration", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("prefetchd: Recording '.' cannot be written")
