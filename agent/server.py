@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import hmac
 import json
+import logging
 import socket
 import ssl
 import stat
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from agent.config import ConfigError, MetricsSection, split_address
 
+log = logging.getLogger(__name__)
+
 CLIENT_TIMEOUT_SECONDS = 10.0
-"""A client that neither sends nor reads for this long is dropped."""
+"""A client whose request or whose reading of the answer takes longer is dropped."""
 MAX_CLIENTS = 32
-"""Connections served at once; more are closed at once, so that scrapers cannot exhaust the node."""
+"""Connections that may wait for their request, and as many that are answered: nobody can exhaust the node, nor lock out
+a scraper by holding connections open."""
 
 
 class Endpoint:
@@ -46,7 +51,7 @@ class Endpoint:
         address = split_address(section.listen)
         try:
             self._server = _Server(address, _handler(self), context)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             raise ConfigError(
                 f"Cannot listen on {section.listen!r} ({error}); choose another address with --listen."
             ) from None
@@ -75,7 +80,7 @@ class Endpoint:
         scheme, _, token = (authorization or "").partition(" ")
         try:
             user, _, password = base64.b64decode(token, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # no base64, or no UTF-8 in it
             return False
         expected = self._users.get(user, "")
         matches = hmac.compare_digest(expected.encode(), password.encode())
@@ -84,7 +89,7 @@ class Endpoint:
     def answer(self, path: str, accept: str) -> tuple[HTTPStatus, str, bytes]:
         """(status, content type, body) of a GET."""
         if path == "/metrics":
-            encode, kind = choose_encoder(accept)
+            encode, kind = _encoder(accept)
             return HTTPStatus.OK, kind, encode(self._registry)
         if path == "/state":
             return HTTPStatus.OK, "application/json", json.dumps(self._state(), default=str).encode()
@@ -96,9 +101,20 @@ class Endpoint:
         return (HTTPStatus.OK if path == "/" else HTTPStatus.NOT_FOUND), "text/plain; charset=utf-8", hint
 
 
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """What the client would like; the plain text format where it cannot say so."""
+    try:
+        return choose_encoder(accept)
+    except (ValueError, IndexError, TypeError):
+        return choose_encoder("")
+
+
 class _Server(ThreadingHTTPServer):
+    """One thread per connection. Those whose request is not there yet are `waiting`, by client address."""
+
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128
 
     def __init__(
         self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None
@@ -106,26 +122,65 @@ class _Server(ThreadingHTTPServer):
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         self._context = context
-        self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
+        self._slots = threading.BoundedSemaphore(2 * MAX_CLIENTS)
+        self._lock = threading.Lock()
+        self._waiting: dict[Any, tuple[socket.socket, float]] = {}
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Take a client on; where too many send nothing, the one that has been at it longest goes."""
         if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
+        with self._lock:
+            self._waiting[client_address] = request, time.monotonic() + CLIENT_TIMEOUT_SECONDS
+            if len(self._waiting) > MAX_CLIENTS:
+                self._hang_up(next(iter(self._waiting)))
         super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Called twice a second: hang up on those that took too long, however busily they send."""
+        now = time.monotonic()
+        with self._lock:
+            for client in [client for client, (_, until) in self._waiting.items() if until < now]:
+                self._hang_up(client)
+
+    def _hang_up(self, client: Any) -> None:
+        connection, _ = self._waiting.pop(client)
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def request_is_there(self, client: Any) -> None:
+        """The client has asked: from here on it costs no more than the answer."""
+        with self._lock:
+            self._waiting.pop(client, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """The TLS handshake is made here, in the client's own thread, so that a slow one holds up nobody."""
         try:
             request.settimeout(CLIENT_TIMEOUT_SECONDS)
             if self._context:
-                request = self._context.wrap_socket(request, server_side=True)
+                request = self._encrypted(self._context, request, client_address)
             super().process_request_thread(request, client_address)
         except OSError:
             self.shutdown_request(request)
         finally:
+            self.request_is_there(client_address)
             self._slots.release()
+
+    def _encrypted(self, context: ssl.SSLContext, request: socket.socket, client: Any) -> ssl.SSLSocket:
+        """The encrypted connection takes the descriptor over, and with it the place among those that wait."""
+        encrypted = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        try:
+            with self._lock:
+                if client not in self._waiting:
+                    raise ConnectionAbortedError
+                self._waiting[client] = encrypted, self._waiting[client][1]
+            encrypted.do_handshake()
+        except OSError:
+            encrypted.close()
+            raise
+        return encrypted
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is no event worth a line."""
@@ -137,12 +192,24 @@ def _handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
         server_version = "prefetchd"
         sys_version = ""
 
+        def parse_request(self) -> bool:
+            """The headers are read here."""
+            is_good = super().parse_request()
+            cast("_Server", self.server).request_is_there(self.client_address)
+            return is_good
+
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path not in ("/healthz", "/readyz") and not endpoint.allowed(self.headers.get("Authorization")):
                 self._send(HTTPStatus.UNAUTHORIZED, "text/plain", b"unauthorized\n", challenge=True)
                 return
-            self._send(*endpoint.answer(path, self.headers.get("Accept", "")))
+            try:
+                answer = endpoint.answer(path, self.headers.get("Accept", ""))
+            except Exception:  # whatever it is, who asks must not be left without an answer, nor the operator
+                log.exception("GET %s cannot be answered", path)
+                self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"failed; the agent's log says why\n")
+                return
+            self._send(*answer)
 
         do_HEAD = do_GET  # noqa: N815
 

@@ -1,15 +1,19 @@
 """The endpoint: paths, health, basic auth, TLS with client certificates, and clients that misbehave."""
 
 import base64
+import contextlib
 import http.client
 import json
 import socket
 import ssl
 import subprocess
+import threading
+import time
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
+from agent import server
 from agent.config import ConfigError, MetricsSection
 from agent.server import MAX_CLIENTS, Endpoint
 
@@ -87,13 +91,21 @@ def test_bad_password_files(serve, tmp_path, text, mode, words):
         serve(basic_auth_file=str(users))
 
 
-def test_tls_with_client_certificates(serve, tmp_path):
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """(certificate, key) of 127.0.0.1, PEM files."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
          "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
         check=True, capture_output=True,
     )  # fmt: skip
+    return cert, key
+
+
+def test_tls_with_client_certificates(serve, certificate):
+    cert, key = certificate
     endpoint = serve(certificate=str(cert), key=str(key), client_ca=str(cert))
     trusting = ssl.create_default_context(cafile=str(cert))
     with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
@@ -102,14 +114,93 @@ def test_tls_with_client_certificates(serve, tmp_path):
     assert get(endpoint, "/metrics", context=trusting)[0] == 200
 
 
-def test_silent_clients_do_not_block_others(serve):
+def connect(endpoint, count=1):
+    return [socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) for _ in range(count)]
+
+
+def close(clients):
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize("count", [MAX_CLIENTS - 1, 3 * MAX_CLIENTS])
+def test_silent_clients_do_not_block_others(serve, count):
     endpoint = serve()
-    silent = [socket.create_connection(("127.0.0.1", endpoint.port)) for _ in range(MAX_CLIENTS - 1)]
+    silent = connect(endpoint, count)
     try:
         assert get(endpoint, "/healthz")[0] == 200
+        assert threading.active_count() < 2 * MAX_CLIENTS + 10
     finally:
-        for client in silent:
-            client.close()
+        close(silent)
+
+
+def test_silent_clients_do_not_block_others_behind_tls(serve, certificate):
+    cert, key = certificate
+    endpoint = serve(certificate=str(cert), key=str(key))
+    silent = connect(endpoint, 3 * MAX_CLIENTS)
+    try:
+        assert get(endpoint, "/healthz", context=ssl.create_default_context(cafile=str(cert)))[0] == 200
+    finally:
+        close(silent)
+
+
+def test_a_request_that_trickles_in_is_cut_off(serve, monkeypatch):
+    monkeypatch.setattr(server, "CLIENT_TIMEOUT_SECONDS", 1.0)
+    (client,) = connect(serve())
+    began = time.monotonic()
+    with client, contextlib.suppress(ConnectionError):
+        client.sendall(b"GET /metrics HTTP/1.1\r\n")
+        while time.monotonic() - began < 20.0:
+            client.sendall(b"X: y\r\n")
+            time.sleep(0.1)
+    assert time.monotonic() - began < 10.0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Accept": "application/openmetrics-text;version=\xff\xff"},
+        {"Accept": "application/openmetrics-text;version=1.x;;;q="},
+        {"Accept": "application/openmetrics-text;version=99.9.9;escaping=nonsense"},
+        {"Accept": ";;;,,,version=version=="},
+        {"Authorization": "Basic \xff\xff"},
+    ],
+)
+def test_headers_without_sense_are_answered(serve, headers):
+    assert get(serve(), "/metrics", headers)[0] == 200
+
+
+def test_a_password_that_is_no_ascii_is_refused(serve, tmp_path):
+    users = tmp_path / "users"
+    users.write_text("a:b\n")
+    users.chmod(0o600)
+    assert get(serve(basic_auth_file=str(users)), "/metrics", {"Authorization": "Basic \xff"})[0] == 401
+
+
+def test_what_cannot_be_answered_is_said_and_logged(serve, caplog):
+    class Broken:
+        def collect(self):
+            raise RuntimeError("a broken collector")
+
+    endpoint = serve()
+    broken = Broken()
+    broken.describe = list  # so that registering does not collect
+    endpoint._registry.register(broken)
+    assert get(endpoint, "/metrics") == (500, "failed; the agent's log says why\n")
+    assert "a broken collector" in caplog.text
+    assert get(endpoint, "/healthz")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "request_bytes", [b"GET /\r\n\r\n", b"\x16\x03\x01\x00\r\n\r\n", b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\n\r\n"]
+)
+def test_garbage_is_answered_and_forgotten(serve, request_bytes):
+    endpoint = serve()
+    (client,) = connect(endpoint)
+    with client:
+        client.sendall(request_bytes)
+        assert client.recv(100)
+    assert get(endpoint, "/healthz")[0] == 200
 
 
 def test_address_in_use_is_a_sentence(serve):
