@@ -34,6 +34,9 @@ MAX_DATAGRAMS_PER_SECOND = 1000
 
 MAX_STREAMS_PER_SENDER = 16
 
+LOOK_AGAIN_NS = 5_000_000_000
+"""How often the listener makes sure that its socket can still be found."""
+
 QUEUED_DATAGRAMS = 512
 """Room between two reads: the kernel's own default of 10 is less than what a node of training jobs sends in 100 ms."""
 
@@ -71,7 +74,7 @@ def open_hint_socket(path: Path) -> socket.socket:
     except OSError as error:
         receiver.close()
         fresh.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno or errno.EINVAL, error.strerror or str(error), str(path)) from error
     return receiver
 
 
@@ -116,17 +119,42 @@ class HintListener:
         self._counts: Counter[str] = Counter()
         self._senders = SenderTable(cgroup_root, proc_root)
         self._socket: socket.socket | None = None
+        self._inode = 0
+        self._looked_ns = 0
         self._why = ""
+        self._open()
+
+    def _open(self) -> None:
+        """Listen at the path; where that fails, a socket that was open before stays, for those who are connected."""
         try:
-            self._socket = open_hint_socket(path)
-            self._inode = path.lstat().st_ino
+            fresh = open_hint_socket(self._path)
+            self._inode = self._path.lstat().st_ino
         except OSError as error:
+            if str(error) != self._why:
+                log.warning("no hint channel: %s", error)
             self._why = str(error)
-            log.warning("no hint channel: %s", error)
+            return
+        if self._socket is not None:
+            log.warning("the hint socket %s was removed; it is there again", self._path)
+            self._socket.close()
+        self._socket, self._why = fresh, ""
+
+    def _look_after(self, now_ns: int) -> None:
+        """A socket whose name is gone (a cleaner of /run, a state directory made anew) is found by nobody."""
+        if now_ns - self._looked_ns < LOOK_AGAIN_NS:
+            return
+        self._looked_ns = now_ns
+        try:
+            if self._path.lstat().st_ino == self._inode:
+                return
+        except OSError:
+            pass  # gone, or out of reach: opening it says which
+        self._open()
 
     def status(self) -> ProbeStatus:
-        """Attached, or unavailable with the reason."""
-        state = ProbeState.UNAVAILABLE if self._socket is None else ProbeState.ATTACHED
+        """Attached; degraded where the socket's name is gone; or unavailable; with the reason."""
+        open_state = ProbeState.DEGRADED if self._why else ProbeState.ATTACHED
+        state = ProbeState.UNAVAILABLE if self._socket is None else open_state
         lost = self._counts["flooded"] + self._counts["missed"] + self._senders.refusals["evicted"]
         return ProbeStatus(self.name, state, self._why, lost_events=lost)
 
@@ -148,6 +176,7 @@ class HintListener:
             return Sample(now_ns)
         self._senders.note_ended()
         self._drain(self._socket, now_ns)
+        self._look_after(now_ns)
         streams = tuple(
             stream.take(sender.managed, f"{sender.pid}/{key}")
             for sender in self._senders

@@ -206,3 +206,39 @@ def test_limit_that_may_not_be_written_stays(tmp_path):
     with hint_listener._longer_queue(tmp_path / "missing"):
         pass
     assert not (tmp_path / "missing").exists()
+
+
+def test_a_socket_that_was_removed_is_made_again(listener, node, path, monkeypatch):
+    monkeypatch.setenv(hint.SOCKET_VARIABLE, str(path))
+    listener.read(now())
+    path.unlink()
+    path.parent.rmdir()
+    listener.read(now() + hint_listener.LOOK_AGAIN_NS)
+    assert stat.S_ISSOCK(path.lstat().st_mode)
+    assert listener.status().state is ProbeState.ATTACHED
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(str(path))
+        sender.send(datagram())
+    (stream,) = listener.read(now()).streams
+    assert (stream.cgroup_id, stream.iterations) == (node[0], 1)
+
+
+def test_where_another_file_took_its_place_those_connected_are_still_heard(listener, raw, path):
+    listener.read(now())
+    path.unlink()
+    path.touch()
+    listener.read(now() + hint_listener.LOOK_AGAIN_NS)
+    status = listener.status()
+    assert status.state is ProbeState.DEGRADED
+    assert "not a socket" in status.why
+    raw.send(datagram())
+    assert len(listener.read(now()).streams) == 1
+    listener.close()
+    assert path.exists()
+
+
+def test_a_path_that_is_too_long_is_said(tmp_path, node):
+    opened = HintListener(tmp_path / ("x" * 120), node[1], node[2])
+    assert opened.status().state is ProbeState.UNAVAILABLE
+    assert "path too long" in opened.status().why
+    opened.close()
