@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from typing import TypeVar
 
-from agent.report.bins import Bins, commonest, highs, means
-from agent.report.gather import DeviceStory, JobDevice, JobStory, Story
+from agent.report.bins import Bin, Bins, commonest, highs, means
+from agent.report.gather import GAP_SECONDS, DeviceStory, JobDevice, JobStory, Story
 from agent.report.svg import Band, Histogram, Series, Strip, TimePlot
 from agent.types import Cause, JobId
 from agent.units import duration
 
 Plot = TimePlot | Strip | Histogram
+Value = TypeVar("Value")
 
 CAUSE_STYLES = {
     Cause.NONE: "none",
@@ -38,20 +40,29 @@ class Figure:
 
 
 class Clockwork:
-    """The time axis that all pictures share."""
+    """The time axis that all pictures share: bins of `width` seconds, `count` of them."""
 
     def __init__(self, story: Story) -> None:
         self.seconds = max(story.seconds, 1.0)
+        self.width = story.seen.seconds
+        self.count = ceil(self.seconds / self.width)
+        self._seen = means(story.seen.coarsened(self.width, self.count))
         styles = {label: f"p{place % 4}" for place, label in enumerate(story.labels)}
         self.bands = [Band(one.begin, one.end, one.label, styles[one.label]) for one in story.phases]
 
-    def width(self, bins: Sequence[Bins]) -> float:
-        """The widest bin, seconds."""
-        return max(one.seconds for one in bins)
+    def bins(self, bins: Bins) -> list[Bin]:
+        """The values by the bins of the axis."""
+        return bins.coarsened(self.width, self.count)
 
-    def count(self, width: float) -> int:
-        """How many bins of that width cover the time."""
-        return ceil(self.seconds / width)
+    def held(self, values: list[Value]) -> list[Value]:
+        """The values, each held over bins in which no pass was made: a slow loop is no gap, a pause is one."""
+        patience = ceil(GAP_SECONDS / self.width)
+        result, since = list(values), 0
+        for place in range(1, len(result)):
+            since = 0 if self._seen[place] is not None else since + 1
+            if since and since <= patience and result[place] is None:
+                result[place] = result[place - 1]
+        return result
 
 
 def job_figures(job: JobId, told: JobStory, story: Story, clock: Clockwork) -> Iterator[Figure]:
@@ -69,27 +80,23 @@ def job_figures(job: JobId, told: JobStory, story: Story, clock: Clockwork) -> I
 
 
 def _waits(job: JobId, told: JobStory, clock: Clockwork) -> Figure:
-    width = clock.width([told.wait])
-    values = highs(told.wait.coarsened(width, clock.count(width)))
+    values = highs(clock.bins(told.wait))
     plot = TimePlot(f"wait-{job}", "Wait per iteration", "milliseconds", [Series("wait", "s3", values, bars=True)],
-                    clock.seconds, width, scale=1e-3, bands=clock.bands)  # fmt: skip
+                    clock.seconds, clock.width, scale=1e-3, bands=clock.bands)  # fmt: skip
     return Figure(plot, remark="the longest in each moment")
 
 
 def _score(job: JobId, told: JobStory, clock: Clockwork) -> Figure:
-    width = clock.width([told.score])
-    count = clock.count(width)
-    series = [Series("score", "s0", means(told.score.coarsened(width, count)))]
-    plot = TimePlot(f"score-{job}", "Health score", "points", series, clock.seconds, width, top=100.0,
+    series = [Series("score", "s0", clock.held(means(clock.bins(told.score))))]
+    plot = TimePlot(f"score-{job}", "Health score", "points", series, clock.seconds, clock.width, top=100.0,
                     bands=clock.bands, levels=LEVELS)  # fmt: skip
     return Figure(plot)
 
 
 def _causes(job: JobId, told: JobStory, clock: Clockwork) -> Figure:
-    width = clock.width([told.cause])
-    kinds = commonest(told.cause.coarsened(width, clock.count(width)))
+    kinds = clock.held(commonest(clock.bins(told.cause)))
     styles = {str(cause): style for cause, style in CAUSE_STYLES.items()}
-    plot = Strip(f"cause-{job}", "Cause", kinds, styles, clock.seconds, width, bands=clock.bands)
+    plot = Strip(f"cause-{job}", "Cause", kinds, styles, clock.seconds, clock.width, bands=clock.bands)
     present = [cause for cause in styles if cause in kinds]
     return Figure(plot, [(styles[cause], cause.replace("_", " ")) for cause in present])
 
@@ -101,14 +108,12 @@ def _bandwidth(job: JobId, here: JobDevice, device: DeviceStory, clock: Clockwor
         ("entitled to", "s4", here.entitled, {"steps": True, "dashed": True}),
         ("cap", "s3", here.cap, {"steps": True}),
     )
-    width = clock.width([bins for _, _, bins, _ in rows])
-    count = clock.count(width)
-    series = [Series(name, style, means(bins.coarsened(width, count)), **how) for name, style, bins, how in rows]
+    series = [Series(name, style, clock.held(means(clock.bins(bins))), **how) for name, style, bins, how in rows]
     shown = [one for one in series if any(value is not None for value in one.values)]
     highest = max((value for one in shown for value in one.values if value is not None), default=1.0)
     limit = min(highest, 1.1 * device.capacity) if device.capacity else highest
     key, title = f"bandwidth-{job}-{device.name}", f"Bandwidth on {device.name}"
-    plot = TimePlot(key, title, "MB/s", shown, clock.seconds, width, scale=1e6,
+    plot = TimePlot(key, title, "MB/s", shown, clock.seconds, clock.width, scale=1e6,
                     top=1.05 * limit / 1e6, bands=clock.bands)  # fmt: skip
     return Figure(plot, [(one.style, one.name) for one in shown], "no cap line: uncapped")
 
@@ -141,20 +146,18 @@ def device_figures(device: str, told: DeviceStory, story: Story, clock: Clockwor
 
 def _use(device: str, told: DeviceStory, story: Story, clock: Clockwork) -> Figure:
     users = [(one.name, one.devices[device].read) for one in story.jobs.values() if device in one.devices]
-    width = clock.width([told.unmanaged, *(bins for _, bins in users)])
-    count = clock.count(width)
-    rows = [(name, means(bins.coarsened(width, count))) for name, bins in users]
+    rows = [(name, clock.held(means(clock.bins(bins)))) for name, bins in users]
     rows.sort(key=lambda row: -sum(value or 0.0 for value in row[1]))
     series = [Series(name, f"s{place}", values) for place, (name, values) in enumerate(_joined(rows))]
     if told.capacity:
-        series.append(Series("capacity", "s7", [told.capacity] * count, dashed=True))
+        series.append(Series("capacity", "s7", [told.capacity] * clock.count, dashed=True))
         unmanaged = [
-            None if one is None else one * told.capacity for one in means(told.unmanaged.coarsened(width, count))
+            None if one is None else one * told.capacity for one in clock.held(means(clock.bins(told.unmanaged)))
         ]
         if any((value or 0.0) > 0.01 * told.capacity for value in unmanaged):
             series.append(Series("unmanaged", "none", unmanaged))
-    plot = TimePlot(f"use-{told.name}", f"Who reads from {told.name}", "MB/s", series, clock.seconds, width, scale=1e6,
-                    bands=clock.bands)  # fmt: skip
+    key, title = f"use-{told.name}", f"Who reads from {told.name}"
+    plot = TimePlot(key, title, "MB/s", series, clock.seconds, clock.width, scale=1e6, bands=clock.bands)
     return Figure(plot, [(one.style, one.name) for one in series])
 
 
@@ -172,22 +175,18 @@ def _sum(first: list[float | None], second: list[float | None]) -> list[float | 
 
 
 def _pool(told: DeviceStory, clock: Clockwork) -> Figure:
-    width = clock.width([told.lent])
-    values = means(told.lent.coarsened(width, clock.count(width)))
+    values = clock.held(means(clock.bins(told.lent)))
     pool = told.pool or 0.0
     plot = TimePlot(f"pool-{told.name}", f"Elastic pool of {told.name}", "% of the device",
-                    [Series("lent", "s4", values, area=True, steps=True)], clock.seconds, width, scale=0.01,
+                    [Series("lent", "s4", values, area=True, steps=True)], clock.seconds, clock.width, scale=0.01,
                     top=max(100 * pool * 1.1, 1.0), bands=clock.bands, levels=((100 * pool, "all of it"),))  # fmt: skip
     return Figure(plot)
 
 
 def _gate(told: DeviceStory, clock: Clockwork) -> Figure:
-    width = clock.width([told.gate])
-    kinds = [
-        None if one is None else "on" if one >= 0.5 else "off"
-        for one in means(told.gate.coarsened(width, clock.count(width)))
-    ]
+    values = clock.held(means(clock.bins(told.gate)))
+    kinds = [None if one is None else "on" if one >= 0.5 else "off" for one in values]
     styles = {"on": "s3", "off": "none"}
-    plot = Strip(f"gate-{told.name}", f"Limits on {told.name}", kinds, styles, clock.seconds, width, clock.bands)
+    plot = Strip(f"gate-{told.name}", f"Limits on {told.name}", kinds, styles, clock.seconds, clock.width, clock.bands)
     legend = [("s3", "on: somebody starves for lack of its part"), ("none", "off")]
     return Figure(plot, legend, "outside of mode enforce: what would be")

@@ -111,7 +111,7 @@ class Phase:
 
 @dataclass
 class Story:
-    """All that the page tells; `start` is Unix time."""
+    """All that the page tells; `start` is Unix time, `seen` has a value wherever there was a pass."""
 
     start: float = 0.0
     seconds: float = 0.0
@@ -122,6 +122,7 @@ class Story:
     devices: dict[str, DeviceStory] = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
+    seen: Bins = field(default_factory=Bins)
 
     @property
     def labels(self) -> list[str]:
@@ -140,6 +141,7 @@ def gather(moments: Iterable[Moment]) -> Story:
         now = max(moment.wall - story.start, story.seconds)
         _phase(story, moment, now)
         story.seconds = now
+        story.seen.add(now, 1.0)
         _devices(story, moment, now)
         for job in moment.jobs:
             if job.id not in story.jobs:

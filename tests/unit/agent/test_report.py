@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.config import Config
 from agent.recording import Recorder, read
 from agent.report.bins import Bins, commonest, highs, lows, means
-from agent.report.figures import CAUSE_STYLES
+from agent.report.figures import CAUSE_STYLES, Clockwork
 from agent.report.gather import Waits, gather
 from agent.report.page import NARROW, WIDE, render
 from agent.report.svg import (
@@ -133,6 +133,22 @@ def test_restarts_and_pauses_begin_a_phase(told, tmp_path):
     assert len(two.phases) == 2
     assert two.phases[1].begin - two.phases[0].end > 90
     assert two.jobs[11].phases["observe, adaptive"].seconds < 12
+
+
+def test_a_slow_loop_leaves_no_gaps_but_a_pause_does(told, tmp_path):
+    path = tmp_path / "slow.rec"
+    recorder = Recorder(path, Config())
+    for place, (report, samples) in enumerate(told[:200]):
+        if place % 8 == 0 or place < 10:
+            wall = report.wall_time + (30.0 if place >= 100 else 0.0)
+            recorder.add(replace(report, wall_time=wall), samples)
+    recorder.close()
+    gathered = gather(read(path))
+    axis = Clockwork(gathered)
+    score = axis.held(means(axis.bins(gathered.jobs[11].score)))
+    first, last = int(12 / axis.width), int(32 / axis.width)
+    assert None not in score[2 : int(9 / axis.width)]
+    assert None in score[first + int(6 / axis.width) : last]
 
 
 def drawings(page):
