@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
 from agent.config import STATE_DIRECTORY
-from agent.errors import CannotEnforceError, PrefetchdError
+from agent.errors import CannotEnforceError, PrefetchdError, UsageError
 from cgroup.errors import CgroupError, JournalBusy
 from cgroup.hierarchy import detect_hierarchy
 from cgroup.restore import restore
@@ -39,6 +40,7 @@ def main(args: argparse.Namespace) -> int:
     root = args.cgroup_root or detect_hierarchy().root
     if root is None:
         raise CannotEnforceError("No cgroup v2 is mounted here, so no limit of ours can stand; nothing to restore.")
+    _check(Path(args.state_directory), root)
     if not journal.exists():
         print("nothing to restore: no journal in", args.state_directory, file=sys.stderr)
         if args.json:
@@ -60,3 +62,13 @@ def main(args: argparse.Namespace) -> int:
     else:
         print(report)
     return 1 if report.errors else 0
+
+
+def _check(state: Path, root: str) -> None:
+    """A wrong root would make every cgroup look gone, and the journal forget what it was to restore."""
+    if not Path(root, "cgroup.procs").exists():
+        raise UsageError(f"Cgroup root {root!r} is no cgroup v2 file system; leave --cgroup-root out to have it found.")
+    if state.exists() and not state.is_dir():
+        raise UsageError(f"State directory {str(state)!r} is no directory; give that of the configuration.")
+    if state.exists() and not os.access(state, os.R_OK | os.W_OK | os.X_OK):
+        raise PrefetchdError(f"State directory {str(state)!r} belongs to another user; run as root.")

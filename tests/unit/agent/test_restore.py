@@ -1,0 +1,97 @@
+"""`prefetchd restore`: refuses what would make it forget a limit, and says what it did."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from agent.commands import restore
+from agent.errors import UsageError
+from cgroup.journal import Entry, Journal, read_journal
+from cgroup.lines import Line
+
+FREE = dict.fromkeys(("rbps", "wbps", "riops", "wiops"))
+CAPPED = {**FREE, "rbps": 1000}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A cgroup tree with one capped job."""
+    job = tmp_path / "cgroup" / "job"
+    job.mkdir(parents=True)
+    (tmp_path / "cgroup" / "cgroup.procs").touch()
+    (job / "io.max").write_text("8:0 rbps=1000 wbps=max riops=max wiops=max\n")
+    return tmp_path / "cgroup"
+
+
+@pytest.fixture
+def state(tmp_path, root):
+    """A state directory whose journal says that the cap is ours."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    journal = Journal.open(str(folder / "journal"))
+    line = Line((root / "job").stat().st_ino, "/job", "8:0", "io.max")
+    journal.record([Entry(line, FREE, FREE, CAPPED)])
+    journal.close()
+    return folder
+
+
+def run(state, *arguments, **keywords):
+    command = [sys.executable, "-m", "agent", "restore", "--state-directory", str(state), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **keywords)
+
+
+def left(state):
+    return len(read_journal(str(state / "journal")).entries)
+
+
+def test_what_is_ours_is_restored_and_told(state, root):
+    done = run(state, "--cgroup-root", str(root), "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["restored"]) == 1
+    assert "rbps=max" in (root / "job" / "io.max").read_text()
+    assert left(state) == 0
+
+
+@pytest.mark.parametrize("wrong", ["/nonexistent", "/etc/passwd", "/tmp"])
+def test_a_wrong_root_forgets_nothing(state, wrong):
+    done = run(state, "--cgroup-root", wrong)
+    assert done.returncode == 2
+    assert f"Cgroup root {wrong!r} is no cgroup v2 file system" in done.stderr
+    assert left(state) == 1
+
+
+def test_a_state_directory_that_is_a_file_is_refused(tmp_path, root):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is no directory"):
+        restore._check(tmp_path / "file", str(root))
+
+
+def test_nothing_to_restore_is_no_error(tmp_path, root):
+    done = run(tmp_path / "none", "--cgroup-root", str(root))
+    assert done.returncode == 0
+    assert "nothing to restore" in done.stderr
+
+
+def test_an_agent_that_runs_is_left_alone(state, root):
+    journal = Journal.open(str(state / "journal"))
+    try:
+        done = run(state, "--cgroup-root", str(root))
+    finally:
+        journal.close()
+    assert done.returncode == 1
+    assert "An agent is running" in done.stderr
+    assert left(state) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_somebody_else_is_told_to_be_root(state, root):
+    state.chmod(0o700)
+    for folder in (state.parent, *state.parent.parents[:2]):
+        folder.chmod(0o755)
+    done = run(state, "--cgroup-root", str(root), user=65534)
+    assert done.returncode == 1
+    assert "run as root" in done.stderr
+    assert "Traceback" not in done.stderr
