@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -118,7 +119,10 @@ class Recorder:
             self._end(error.strerror or str(error))
 
     def _end(self, why: str) -> None:
+        """Stop for good; closing would try once more to write what did not fit."""
         self.problem = why
+        with contextlib.suppress(OSError):
+            self._file.close()
         log.error("recording %s has ended: %s", self._path, why)
 
     def _pass(self, report: TickReport, samples: Mapping[JobId, JobSample]) -> list[Any]:
@@ -165,7 +169,8 @@ def _plain(value: Any) -> float | int:
 
 
 def _job(job: Job) -> list[Any]:
-    return [job.id, job.name, job.path, job.training, job.weight, job.namespace, job.pod]
+    path = job.path.encode("utf-8", "backslashreplace").decode("utf-8")  # a cgroup's name need not be UTF-8
+    return [job.id, job.name, path, job.training, job.weight, job.namespace, job.pod]
 
 
 def _device(view: DeviceView) -> tuple[Any, ...]:

@@ -228,7 +228,9 @@ def test_a_full_disk_ends_the_recording_not_the_agent(told, tmp_path, caplog):
             raise OSError(errno.ENOSPC, "No space left on device")
 
         def close(self):
-            self.closed = True
+            if not self.closed:
+                self.closed = True
+                self.write(b"what is left in the buffer")
 
     recorder._file.close()
     recorder._file = Full()
@@ -254,6 +256,15 @@ def test_a_value_nobody_expected_ends_the_recording_not_the_agent(told, tmp_path
     recorder.close()
     assert "cannot be written down" in recorder.problem
     assert "cannot be recorded" in caplog.text
+
+
+def test_a_cgroup_whose_name_is_no_utf8_is_recorded(told, tmp_path):
+    report, samples = told[50]
+    (number, entry), *_ = report.jobs.items()
+    odd = replace(entry, job=replace(entry.job, path="/train/\udcff\udc80"))
+    record(tmp_path / "x.rec", [(replace(report, jobs={**report.jobs, number: odd}), samples)])
+    (moment,) = read(tmp_path / "x.rec")
+    assert "/train/\\udcff\\udc80" in [job.path for job in moment.jobs]
 
 
 def test_capacities_as_the_configuration_gives_them(told, tmp_path):
