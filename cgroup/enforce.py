@@ -294,8 +294,9 @@ class Enforcer:
             return WriteResult(write.line, quiet(write), write.before, {}, write.why)
         try:
             return action(write, now)
-        except Vanished:
-            self._retry_at[write.line] = now + RETRY_SECONDS  # it may be the disk that is gone, and it may come back
+        except (Vanished, ControllerMissing) as error:
+            if isinstance(error, Vanished):  # it may be the disk that is gone, and it may come back
+                self._retry_at[write.line] = now + RETRY_SECONDS
             self._forget([write.line])
             return WriteResult(write.line, "vanished", write.before, {}, write.why)
         except (OSError, CgroupError) as error:

@@ -178,6 +178,14 @@ def test_a_cgroup_that_loses_its_files_before_it_vanishes_is_no_error(node, jour
     assert journal.entries == {}
 
 
+def test_a_cgroup_that_loses_its_files_between_plan_and_write_is_no_error(node, journal, enforcer):
+    target = node.make("a")
+    node.files.fail["write"] = [ControllerMissing("no io.max")]
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)) == ["vanished"]
+    assert journal.entries == {}
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.1)) == ["written"]
+
+
 class TestNoRoomForTheJournal:
     @pytest.fixture
     def full(self, journal, monkeypatch):
