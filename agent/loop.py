@@ -217,9 +217,17 @@ def run(
         report = loop.tick(now, time.time())
         loop.took(time.monotonic() - now)
         for hook in after_tick:
-            hook(report)
+            _call(hook, report)
         _pause(loop, now, flags)
     return flags.stop
+
+
+def _call(hook: Callable[[TickReport], object], report: TickReport) -> None:
+    """What looks on (history, recording, watchdogs) never ends the agent."""
+    try:
+        hook(report)
+    except Exception:  # whatever it is, the next pass matters more
+        log.exception("a follower of the loop failed in this pass; the loop goes on")
 
 
 def _pause(loop: Loop, began: float, flags: SignalFlags) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.config import Config, DeviceRule
+from agent.job_cgroup import read_weight
 from agent.jobs import PodInfo, PodLookup, no_pods, select_jobs
 from agent.signals import IoCounts, JobSample
 from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
@@ -73,13 +74,20 @@ class LocalNode:
         changes = self._watch.changes(now)
         if self._jobs is None or changes or now - self._selected_at >= self._config.loop.scan_seconds:
             self._selected_at = now
-            jobs = select_jobs(self._watch.known.values(), self._config, self._lookup)
+            jobs = tuple(
+                self._weighed(job) for job in select_jobs(self._watch.known.values(), self._config, self._lookup)
+            )
             if jobs != self._jobs:
                 self._announce(self._jobs or (), jobs)
                 self._jobs = jobs
                 for probe in self._probes:
                     probe.manage([job.id for job in jobs])
         return self._jobs
+
+    def _weighed(self, job: Job) -> Job:
+        """The job with the weight that `prefetchd exec --weight` left on its cgroup, if it did."""
+        weight = read_weight(join(self._root, job.path)) if job.training else None
+        return job if weight is None else replace(job, weight=weight)
 
     def _announce(self, before: tuple[Job, ...], after: tuple[Job, ...]) -> None:
         for job in sorted(set(after) - set(before), key=lambda one: one.path):
