@@ -30,7 +30,13 @@ def test_nothing_merges_to_nothing():
     assert merge({SSD: 0.2}, {}) == 0.0
 
 
-@given(st.dictionaries(st.integers(), st.tuples(st.floats(-0.2, 0.2, allow_subnormal=False), st.floats(0, 1, allow_subnormal=False)), min_size=1))
+@given(
+    st.dictionaries(
+        st.integers(),
+        st.tuples(st.floats(-0.2, 0.2, allow_subnormal=False), st.floats(0, 1, allow_subnormal=False)),
+        min_size=1,
+    )
+)
 def test_a_merged_output_lies_between_its_parts(parts):
     outputs = {key: output for key, (output, _) in parts.items()}
     weights = {key: weight for key, (_, weight) in parts.items()}
