@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", required=True, metavar="NAME", help="name of the job in metrics, `top` and `explain`")
     parser.add_argument("--weight", type=float, metavar="W", help="1 to 10000, against 100 for others (default: rule)")
     parser.add_argument("--user", metavar="USER", help="run the command as this user")
-    parser.add_argument("--grace", type=float, default=5.0, metavar="S", help="seconds from SIGTERM to SIGKILL (5)")
+    parser.add_argument("--grace", type=options.seconds, default=5.0, metavar="S", help="from SIGTERM to SIGKILL (5)")
     parser.add_argument("--no-systemd", action="store_true", help="a plain cgroup even where systemd is the init")
     options.add_config(parser)
     parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command, after `--`")

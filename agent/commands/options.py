@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from agent import config
@@ -68,3 +69,23 @@ def _metrics_section(args: argparse.Namespace) -> config.MetricsSection:
         return config.load(config.DEFAULT_PATH).metrics
     except config.ConfigError:
         return config.MetricsSection()
+
+
+def seconds(text: str) -> float:
+    """A duration for argparse: finite and above zero."""
+    return _above_zero(text, float, "no duration; give seconds above zero")
+
+
+def count(text: str) -> int:
+    """A number of things for argparse: 1 or more."""
+    return int(_above_zero(text, int, "no count; give a whole number from 1 on"))
+
+
+def _above_zero(text: str, kind: Callable[[str], float], what: str) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is {what}")
+    return value

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, recording: bool = False) -
     parser.add_argument("--mode", choices=("observe", "dry-run", "enforce"), help="default: observe")
     parser.add_argument("--policy", choices=("adaptive", "paper"), help="default: adaptive")
     parser.add_argument("--listen", metavar="ADDR:PORT", help=f"default: {configuration.DEFAULT_LISTEN}")
-    parser.add_argument("--duration", type=_seconds, metavar="S", help="end after S seconds")
+    parser.add_argument("--duration", type=options.seconds, metavar="S", help="end after S seconds")
     if not recording:
         parser.add_argument("--record", metavar="FILE", help="also record every pass to FILE (see `prefetchd record`)")
 
@@ -82,16 +82,6 @@ def main(args: argparse.Namespace) -> int:
         except StoppedEarlyError as request:
             log.info("ending before the start was complete: %s", request)
             return 0
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; give seconds above zero")
-    return value
 
 
 def _overridden(config: Config, args: argparse.Namespace) -> Config:

@@ -47,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = "Watch the jobs of the running agent: who starves, why, and what is done about it."
     parser.epilog = EPILOG
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (1)")
+    parser.add_argument("--interval", type=options.seconds, default=1.0, metavar="S", help="between two looks (1)")
     parser.add_argument("--sort", choices=tuple(ORDERS), default="hurt", help="order of the jobs (hurt)")
     parser.add_argument("--reverse", action="store_true", help="turn the order round")
     parser.add_argument("--filter", default="", metavar="TEXT", help="only jobs whose name, pod, cause … hold this")
     parser.add_argument("--once", action="store_true", help="print one frame and end")
-    parser.add_argument("--count", type=int, metavar="N", help="without a terminal: end after N frames")
+    parser.add_argument("--count", type=options.count, metavar="N", help="without a terminal: end after N frames")
     parser.add_argument("--json", action="store_true", help="print the agent's state as JSON and end")
     parser.add_argument("--ascii", action="store_true", help="no block characters")
     options.add_config(parser)
