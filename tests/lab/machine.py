@@ -190,16 +190,22 @@ class Guest:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def console_tail(self, lines: int = 15) -> str:
-        """Return the last lines of the serial console: where a panic shows."""
-        text = self.console.read_text(errors="replace") if self.console.exists() else ""
-        return "\n".join(line.rstrip() for line in text.splitlines()[-lines:]) or "(nothing)"
+    def console_tail(self) -> str:
+        """Return the end of the serial console, led by what the kernel itself calls a panic or a bug."""
+        return last_words(self.console.read_text(errors="replace") if self.console.exists() else "")
 
     def end(self) -> None:
         """End QEMU and its servers at once: they share a process namespace that dies with its first process."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def last_words(console: str, lines: int = 15) -> str:
+    """Return the last lines of a console, preceded by those that name a panic or bug where they are older."""
+    shown = [line.rstrip() for line in console.splitlines()]
+    named = [line for line in shown[:-lines] if "Kernel panic" in line or "BUG:" in line]
+    return "\n".join(named[-2:] + shown[-lines:]) or "(nothing)"
 
 
 @dataclass

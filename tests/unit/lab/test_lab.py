@@ -10,6 +10,7 @@ from tests.lab import LabBroken, LabTimeout, LabUnavailable
 from tests.lab import __main__ as command_line
 from tests.lab.cache import lock_path, machine_lock
 from tests.lab.host import remember_accelerator, remembered_accelerator
+from tests.lab.machine import last_words
 from tests.lab.peers import CostModel, cap_line, current_scheduler, slice_weights
 from tests.lab.scenario_run import split_at_dashes
 
@@ -33,6 +34,14 @@ def test_broken_lab_has_a_status_of_its_own(monkeypatch, capsys, kind):
 def test_bad_scenario_is_a_usage_error(capsys):
     assert command_line.main(["scenario", "/nonexistent.toml"]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_panic_is_found_above_its_trace():
+    console = "".join(f"{line}\n" for line in ["boot", "Kernel panic - not syncing: sysrq", *map(str, range(40))])
+    words = last_words(console).splitlines()
+    assert words[0].startswith("Kernel panic")
+    assert words[1:] == [str(n) for n in range(25, 40)]
+    assert last_words("") == "(nothing)"
 
 
 def test_nothing_to_run(capsys):
