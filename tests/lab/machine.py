@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -24,7 +25,11 @@ from tests.lab.kernel import Kernel, ensure_kernel
 KVM_TRIAL_SECONDS = 20.0
 """A boot with KVM that has not come up by then never does: nested virtualisation that hangs is common."""
 
+LOCKED_UP_SECONDS = 60
+"""Well above what a busy host causes: an emulated CPU then only says that it is late."""
+
 _POLL_SECONDS = 0.1
+_CONSOLE_SECONDS = 2.0
 _OVERLAYS = ("/etc", "/lib", "/home", "/opt", "/srv", "/usr", "/var", "/tmp")
 _ROOT_SHARE = (
     *("-fsdev", "local,id=lab-root,path=/,security_model=none,readonly=on,multidevs=remap"),
@@ -179,8 +184,12 @@ class Guest:
     def wait_for(self, path: Path, seconds: float, doing: str, poll: Callable[[], object]) -> None:
         """Wait until the guest has made `path`; call `poll` meanwhile. Ends the guest where it does not."""
         deadline = time.monotonic() + seconds
+        look_at_console = time.monotonic() + _CONSOLE_SECONDS
         while not path.exists():
             poll()
+            if time.monotonic() > look_at_console:
+                look_at_console = time.monotonic() + _CONSOLE_SECONDS
+                self._end_if_locked_up(doing)
             if self.process.poll() is not None and not path.exists():
                 raise LabBroken(f"The guest ended while {doing}. Its console said last:\n{self.console_tail()}")
             if time.monotonic() > deadline:
@@ -189,6 +198,13 @@ class Guest:
                     f"The guest was still {doing} after {seconds:.0f} s. Its console said last:\n{self.console_tail()}"
                 )
             time.sleep(_POLL_SECONDS)
+
+    def _end_if_locked_up(self, doing: str) -> None:
+        """A virtual CPU that the guest's own watchdog calls stuck for this long does not come back."""
+        text = self.console.read_text(errors="replace") if self.console.exists() else ""
+        if locked_up_seconds(text) >= LOCKED_UP_SECONDS:
+            self.end()
+            raise LabBroken(f"A CPU of the guest locked up while {doing}. Its console said last:\n{last_words(text)}")
 
     def console_tail(self) -> str:
         """Return the end of the serial console, led by what the kernel itself calls a panic or a bug."""
@@ -199,6 +215,11 @@ class Guest:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def locked_up_seconds(console: str) -> int:
+    """Return for how long a CPU was stuck by the kernel's own account (kernel/watchdog.c), 0 where none was."""
+    return max((int(found) for found in re.findall(r"soft lockup - CPU#\d+ stuck for (\d+)s", console)), default=0)
 
 
 def last_words(console: str, lines: int = 15) -> str:

@@ -10,7 +10,7 @@ from tests.lab import LabBroken, LabTimeout, LabUnavailable
 from tests.lab import __main__ as command_line
 from tests.lab.cache import lock_path, machine_lock
 from tests.lab.host import remember_accelerator, remembered_accelerator
-from tests.lab.machine import last_words
+from tests.lab.machine import last_words, locked_up_seconds
 from tests.lab.peers import CostModel, cap_line, current_scheduler, slice_weights
 from tests.lab.scenario_run import split_at_dashes
 
@@ -116,3 +116,12 @@ def test_cost_model_line():
 
 def test_current_scheduler():
     assert current_scheduler("none [mq-deadline] bfq\n") == "mq-deadline"
+
+
+def test_a_lockup_is_read_from_the_console():
+    console = (
+        "[   76.69] watchdog: BUG: soft lockup - CPU#1 stuck for 45s! [ksoftirqd/1:21]\n"
+        "[  104.69] watchdog: BUG: soft lockup - CPU#1 stuck for 71s! [ksoftirqd/1:21]\n"
+    )
+    assert locked_up_seconds(console) == 71
+    assert locked_up_seconds("[ 1.0] clocksource: stuck for nothing\n") == 0
