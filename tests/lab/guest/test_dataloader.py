@@ -13,7 +13,11 @@ from bpf.samples import ProbeState
 from tests.lab import groups
 from tests.native.training import Trainer, Watch, depth_error, farm_of_trainers, find_hooks, train, wait_error
 
-pytestmark = pytest.mark.guest
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.nightly,
+    pytest.mark.timeout(900),
+]  # minutes on an emulated CPU; native by day
 
 STARVED = 0.25
 
