@@ -59,6 +59,7 @@ class FreshNode:
         changed = [path.relative_to(self.upper) for path in self.upper.rglob("*") if self._differs(path)]
         # systemd's tools make their own folder when they first run.
         state = [path.name for path in (self.base / "run").iterdir() if path.name != "systemd"]
+        state = {str(name) for name in state} - {"mount"}  # made by mount(8) of util-linux for its own use
         return sorted(f"/{path}" for path in changed) + sorted(f"/run/{name}" for name in state)
 
     def _differs(self, path: Path) -> bool:
