@@ -12,7 +12,7 @@ import pytest
 from tests.lab import Lab, LabBroken, LabTimeout, LabUnavailable
 from tests.lab.cache import PROJECT
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.lab, pytest.mark.nightly, pytest.mark.timeout(1800)]  # four boots; guest tests boot by day
 
 
 @pytest.fixture
