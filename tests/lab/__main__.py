@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(own)
     arguments.rest = rest
     progress = ProgressLine()
+    signal.signal(signal.SIGTERM, _leave)  # so that whatever was set up is undone
     try:
         return int(arguments.run(arguments, progress))
     except LabBroken as error:
@@ -81,6 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PrefetchdError as error:
         print(error, file=sys.stderr)
         return error.exit_status
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

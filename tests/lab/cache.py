@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _TELL_SECONDS = 10.0
+_WORK_PREFIX = "prefetchd-lab-work-"
 
 PROJECT = Path(__file__).resolve().parents[2]
 """The root of the source tree: visible in the guest under the same path, read-only."""
@@ -29,6 +31,19 @@ def cache_folder(name: str = "") -> Path:
 def lock_path() -> Path:
     """Return the path of the lock file, one for all users and clones of this machine."""
     return Path(tempfile.gettempdir()) / "prefetchd-lab.lock"
+
+
+@contextmanager
+def work_folder(progress: Callable[[str], None]) -> Iterator[Path]:
+    """Hold the machine's lock and give a folder that goes with it.
+
+    Folders of labs that were killed go as well: who holds the lock is the only one to have any.
+    """
+    with machine_lock(progress):
+        for stale in Path(tempfile.gettempdir()).glob(f"{_WORK_PREFIX}*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX) as folder:
+            yield Path(folder)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.lab.cache import PROJECT, cache_folder, machine_lock
+from tests.lab.cache import PROJECT, cache_folder, work_folder
 from tests.lab.devices import Device, Hdd, Ssd
 from tests.lab.errors import LabBroken, LabTimeout
 from tests.lab.host import check_machine, remember_accelerator, remembered_accelerator, virtme_program
@@ -91,11 +90,11 @@ class Lab:
     def boot(self) -> Iterator[Guest]:
         """Give a running guest that ends with the body. Raises `LabBroken` when none comes up."""
         check_machine(self.devices)
-        with machine_lock(self.progress), tempfile.TemporaryDirectory(prefix="prefetchd-lab-") as work:
-            out_dir = self.out_dir or Path(work) / "out"
+        with work_folder(self.progress) as work:
+            out_dir = self.out_dir or work / "out"
             out_dir.mkdir(parents=True, exist_ok=True)
             kernel = self.kernel or ensure_kernel(self.progress)
-            guest = self._first_that_boots(kernel, Path(work), out_dir.resolve())
+            guest = self._first_that_boots(kernel, work, out_dir.resolve())
             try:
                 yield guest
             finally:
@@ -105,10 +104,10 @@ class Lab:
     def interactive(self) -> Iterator[Sequence[str]]:
         """Give the command line that opens a root shell in a guest on this terminal."""
         check_machine(self.devices)
-        with machine_lock(self.progress), tempfile.TemporaryDirectory(prefix="prefetchd-lab-") as work:
+        with work_folder(self.progress) as work:
             kernel = self.kernel or ensure_kernel(self.progress)
-            boot = _Boot(self, kernel, Path(work), Path(work), remembered_accelerator() or "tcg")
-            shell = Path(work) / "shell"
+            boot = _Boot(self, kernel, work, work, remembered_accelerator() or "tcg")
+            shell = work / "shell"
             script = Path(__file__).with_name("guest_shell.sh")
             words = shlex.join(["bash", str(script), str(PROJECT), str(cache_folder())])
             shell.write_text(f"#!/bin/bash\nexec {words}\n")

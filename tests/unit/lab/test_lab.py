@@ -8,7 +8,7 @@ import pytest
 from agent.simulate.scenario import Device
 from tests.lab import LabBroken, LabTimeout, LabUnavailable
 from tests.lab import __main__ as command_line
-from tests.lab.cache import lock_path, machine_lock
+from tests.lab.cache import lock_path, machine_lock, work_folder
 from tests.lab.host import remember_accelerator, remembered_accelerator
 from tests.lab.machine import last_words, locked_up_seconds
 from tests.lab.peers import CostModel, cap_line, current_scheduler, slice_weights
@@ -93,6 +93,17 @@ def test_one_lab_at_a_time(monkeypatch, tmp_path):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert order[0].startswith("waits for another lab")
     assert order[-1] == "in"
+
+
+def test_folders_of_killed_labs_go(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    stale = tmp_path / "prefetchd-lab-work-killed"
+    stale.mkdir()
+    (stale / "hdd0.img").touch()
+    with work_folder(lambda _: None) as folder:
+        assert not stale.exists()
+        assert folder.is_dir()
+    assert not folder.exists()
 
 
 def test_slice_weights_keep_their_ratio():
