@@ -89,9 +89,10 @@ def test_iterations_depth_and_stall(probe, start, name):
 
 
 def test_no_workers(probe, start):
-    if not probe._hooks:
-        return
     trainer, watch = train(probe, start, workers=0, batches=20, epochs=2, load=200, compute=50)
+    if not probe._hooks:
+        assert watch.seen == {}
+        return
     books, seen = trainer.books(), watch.only()
     assert seen.last.iterations == len(books)
     assert abs(wait_error(seen, books)[0]) <= 0.1
