@@ -118,7 +118,16 @@ def test_a_partition_is_refused_by_the_kernel_and_resolved_to_its_disk(cgroup, s
         assert Devices().resolve(number).device == ssd.number
         assert Devices().resolve(f"/dev/{partition.name}").device == ssd.number
     finally:
-        subprocess.run(["delpart", str(ssd.node), "1"], check=True)
+        remove_partition(ssd.node)
+
+
+def remove_partition(node):
+    """The host's udev may still be looking at it."""
+    for _ in range(50):
+        if subprocess.run(["delpart", str(node), "1"], check=False, capture_output=True).returncode == 0:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"the partition of {node} stays busy")
 
 
 def test_the_labs_disks_are_what_they_are(ssd, hdd):

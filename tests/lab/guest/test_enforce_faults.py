@@ -15,7 +15,7 @@ import pytest
 from cgroup.restore import restore
 from tests.contract.nodes import KernelNode
 from tests.lab.cache import PROJECT
-from tests.unit.cgroup.kills import VARIANTS, Agent, kill_once, wait_until
+from tests.unit.cgroup.kills import Agent, kill_many, wait_until
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(3000)]
 MIB = 1 << 20
@@ -92,33 +92,13 @@ def scene(node, state, ssd):
     print((state / "log").read_text()[-3000:])
 
 
-def kill_many(scene, count):
-    """Kill agents at random instants, variants mixed; return how long limits outlived them."""
-    rng = random.Random(count)
-    lives = []
-    for number in range(count):
-        agent = scene.start()
-        assert not scene.is_prior()
-        time.sleep(rng.random() * 0.3)
-        variant = VARIANTS[number % 3]
-        seconds = kill_once(agent, variant, scene.is_prior, scene.restore)
-        assert seconds is not None, f"kill {number} ({variant}): {scene.limits()} stayed"
-        assert seconds < 2.0, f"kill {number} ({variant}) took {seconds:.2f} s"
-        lives.append(seconds)
-    stale = 0 if scene.is_prior() else 1
-    print(f"{count} SIGKILLs: limits back after {max(lives):.2f} s at most; {stale} stale limits at the end")
-    return lives
-
-
 def test_kills(scene):
-    assert len(kill_many(scene, 9)) == 9
-    assert scene.is_prior()
+    assert len(kill_many(lambda _: scene.start(), scene.is_prior, scene.restore, 9)) == 9
 
 
 @pytest.mark.nightly
 def test_190_kills(scene):
-    assert len(kill_many(scene, 190)) == 190
-    assert scene.is_prior()
+    assert len(kill_many(lambda _: scene.start(), scene.is_prior, scene.restore, 190)) == 190
 
 
 def test_the_guardian_is_small(scene):

@@ -1,6 +1,7 @@
 """Kill agents and measure how long their limits outlive them. Works for any command that enforces with a guardian."""
 
 import os
+import random
 import signal
 import subprocess
 import time
@@ -89,3 +90,25 @@ def kill_once(agent, variant, is_prior, restore):
     else:
         agent.kill()
     return wait_until(is_prior, 5.0)
+
+
+def kill_many(start, is_prior, restore, count):
+    """Kill `count` agents at random instants, the variants in turn; return how long limits outlived each, in seconds.
+
+    `start(number)` gives an Agent whose limits stand. Prints the count, the worst case and what is stale at the end.
+    """
+    rng = random.Random(count)
+    lives = []
+    for number in range(count):
+        agent = start(number)
+        assert not is_prior()
+        time.sleep(rng.random() * 0.3)
+        variant = VARIANTS[number % len(VARIANTS)]
+        seconds = kill_once(agent, variant, is_prior, restore)
+        assert seconds is not None, f"kill {number} ({variant}): limits stayed"
+        assert seconds < 2.0, f"kill {number} ({variant}): limits stayed for {seconds:.2f} s"
+        lives.append(seconds)
+    stale = 0 if is_prior() else 1
+    print(f"{count} SIGKILLs: limits back after {max(lives):.2f} s at most; {stale} stale limits at the end")
+    assert not stale
+    return lives
