@@ -11,7 +11,7 @@ record loses one step at most. A record is on disk before the write it announces
 
 Version 1 kept whole io.max lines as text; it is still read.
 """
-# ruff: noqa: PTH103, PTH104, PTH108, PTH120, PTH123  # the guardian imports this, and pathlib would cost it a megabyte
+# ruff: noqa: PTH103, PTH104, PTH108, PTH116, PTH120, PTH123  # the guardian imports this, and pathlib would cost it a megabyte
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,12 +52,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class JournalState:
-    """What a journal file says. `damaged` counts records skipped for a wrong checksum, a torn last one not included."""
+    """What a journal file says. `damaged` counts records skipped for a wrong checksum, a torn last one not included.
+
+    `root_id` is the inode of the cgroup root below which its cgroups were seen, 0 where it does not say.
+    """
 
     entries: Mapping[Line, Entry] = field(default_factory=dict)
     boot_id: str = ""
     damaged: int = 0
     torn: bool = False
+    root_id: int = 0
 
 
 def boot_id(path: str = BOOT_ID_PATH) -> str:
@@ -71,12 +76,27 @@ def boot_id(path: str = BOOT_ID_PATH) -> str:
 def read_journal(path: str) -> JournalState:
     """Return what the file says; a missing file says nothing. Raises JournalError where a newer version wrote it."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise JournalError(f"{path} is not a regular file, so it is no journal: move it away.")
             return replay(file.read())
     except FileNotFoundError:
         return JournalState()
     except OSError as error:
         raise JournalError(f"{path} cannot be read ({error.strerror}).") from error
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A named pipe in the journal's place would keep the reader waiting for ever."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def root_id(path: str) -> int:
+    """Return the inode of a cgroup root, 0 where there is none. It differs between cgroup namespaces."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
 
 
 def replay(data: bytes) -> JournalState:
@@ -85,15 +105,19 @@ def replay(data: bytes) -> JournalState:
     records = [_decode(text) for text in whole]
     tail = _decode(last)
     entries: dict[Line, Entry] = {}
-    found_boot_id = ""
+    found_boot_id, found_root_id = "", 0
     for record in (*records, tail):
         kind = record.get("type") if record else None
         if record and kind == "head":
-            found_boot_id = str(record.get("boot", ""))
+            found_boot_id, found_root_id = str(record.get("boot", "")), _whole(record.get("root"))
             _refuse_newer(record)
         elif record and kind in ("set", "done"):
             _replay_one(record, entries)
-    return JournalState(entries, found_boot_id, records.count(None), torn=bool(last) and tail is None)
+    return JournalState(entries, found_boot_id, records.count(None), bool(last) and tail is None, found_root_id)
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _decode(text: bytes) -> dict[str, Any] | None:
@@ -119,6 +143,15 @@ def _refuse_newer(head: Mapping[str, Any]) -> None:
         raise JournalError(
             f"the journal was written by a newer prefetchd (its version is {version}, {VERSION} is known): "
             "run `prefetchd restore` of that release."
+        )
+
+
+def _refuse_other_root(path: str, state: JournalState, root: str, this_root: int) -> None:
+    if state.entries and state.root_id and this_root and state.root_id != this_root:
+        raise JournalError(
+            f"the journal {path} tells of cgroups below another root (its inode is {state.root_id}, that of {root} is "
+            f"{this_root}): restore in the cgroup namespace of the agent that wrote it (on the host itself: "
+            "`nsenter --target 1 --cgroup --mount prefetchd restore`)."
         )
 
 
@@ -160,24 +193,35 @@ class Journal:
         self._file: int | None = None
         self._appended = 0
         self._boot_id = ""
+        self._root_id = 0
 
     @classmethod
-    def open(cls, path: str = DEFAULT_PATH, *, wait_seconds: float = 0.0, boot_id_path: str = BOOT_ID_PATH) -> Journal:
+    def open(
+        cls,
+        path: str = DEFAULT_PATH,
+        root: str = "",
+        *,
+        wait_seconds: float = 0.0,
+        boot_id_path: str = BOOT_ID_PATH,
+    ) -> Journal:
         """Take the lock and read what a predecessor left; nothing is written yet.
 
-        Raises JournalBusy where another process holds the lock (after waiting for it), and JournalError.
+        `root` is the cgroup root below which it will be used. Raises JournalBusy where another process holds the lock
+        (after waiting for it), and JournalError, also where the predecessor worked below another root: from here its
+        cgroups would all look gone.
         """
         lock = _take_lock(path + ".lock", wait_seconds)
+        this_boot, this_root = boot_id(boot_id_path), root_id(root)
         try:
             state = read_journal(path)
+            if state.boot_id and this_boot and state.boot_id != this_boot:
+                state = JournalState()
+            _refuse_other_root(path, state, root, this_root)
         except JournalError:
             os.close(lock)
             raise
-        this_boot = boot_id(boot_id_path)
-        if state.boot_id and this_boot and state.boot_id != this_boot:
-            state = JournalState()
         journal = cls(path, lock, state)
-        journal._boot_id = this_boot
+        journal._boot_id, journal._root_id = this_boot, this_root
         return journal
 
     @property
@@ -217,6 +261,7 @@ class Journal:
 
     def probe(self) -> None:
         """Check that there is room for many records. Raises JournalFull or JournalError."""
+        self._keep_lock()
         file = self._file if self._file is not None else self._rewrite()
         size = os.fstat(file).st_size
         try:
@@ -239,6 +284,7 @@ class Journal:
     def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
         if self._appended > _COMPACT_AFTER + 4 * len(self._entries):
             self._close_file()
+        self._keep_lock()
         file = self._file if self._file is not None else self._rewrite()
         size = os.fstat(file).st_size
         try:
@@ -248,10 +294,26 @@ class Journal:
             raise _translated(error, self.path) from error
         self._appended += len(records)
 
+    def _keep_lock(self) -> None:
+        """Where somebody removed the folder, make it again: a lock nobody can find keeps no second agent away."""
+        path = self.path + ".lock"
+        try:
+            found, held = os.stat(path, follow_symlinks=False), os.fstat(self._lock)
+            if (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino):
+                return
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _translated(error, path) from error
+        again = _take_lock(path, 0.0)
+        os.close(self._lock)
+        self._lock = again
+        self._close_file()
+
     def _rewrite(self) -> int:
         """Replace the file by a small one that holds just what is alive; until then the old one stays."""
         temporary = self.path + ".new"
-        head = {"type": "head", "version": VERSION, "boot": self._boot_id, "pid": os.getpid()}
+        head = {"type": "head", "version": VERSION, "boot": self._boot_id, "root": self._root_id, "pid": os.getpid()}
         data = b"".join(map(_encode, [head, *map(_set_record, self._entries.values())]))
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -124,7 +124,7 @@ def restore(
     boot_id_path: str = BOOT_ID_PATH,
 ) -> RestoreReport:
     """Restore from a journal that no agent holds. Raises JournalBusy while one does, else JournalError."""
-    journal = Journal.open(journal_path, wait_seconds=wait_seconds, boot_id_path=boot_id_path)
+    journal = Journal.open(journal_path, root, wait_seconds=wait_seconds, boot_id_path=boot_id_path)
     try:
         return recover(KernelFiles(root, sys_root), journal, log)
     finally:

@@ -78,7 +78,7 @@ def recover_journal(config: Config, root: str, mode: Mode) -> tuple[Journal | No
     None where it cannot be used and is not needed; raises CannotEnforceError where it is.
     """
     try:
-        journal = Journal.open(str(Path(config.enforcement.state_directory) / "journal"))
+        journal = Journal.open(str(Path(config.enforcement.state_directory) / "journal"), root)
         report = recover(KernelFiles(root), journal, log.warning)
     except CgroupError as error:
         if mode == "enforce":

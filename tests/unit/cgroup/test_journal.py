@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,56 @@ def test_only_one_process_owns_it(path, journal):
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
     assert f"pid {os.getpid()}" in done.stdout
+
+
+def test_another_cgroup_root_is_refused_and_nothing_forgotten(path, tmp_path):
+    """From within another cgroup namespace every cgroup would look gone."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    first = Journal.open(path, str(here))
+    first.record([entry(1, 5)])
+    first.close()
+    with pytest.raises(
+        JournalError, match=r"another root .*that of .*/there is \d+\): restore in the cgroup namespace"
+    ):
+        Journal.open(path, str(there))
+    again = Journal.open(path, str(here))
+    assert list(again.entries) == [entry(1, 5).line]
+    again.forget([entry(1, 5).line])
+    again.close()
+    Journal.open(path, str(there)).close()
+
+
+def test_a_pipe_in_its_place_is_refused_at_once(path, tmp_path):
+    (tmp_path / "state").mkdir()
+    os.mkfifo(path)
+    with pytest.raises(JournalError, match=r"journal is not a regular file, so it is no journal: move it away"):
+        Journal.open(path)
+
+
+def test_a_removed_folder_is_made_again_with_the_lock(path, journal):
+    journal.record([entry(1, 5)])
+    shutil.rmtree(Path(path).parent)
+    journal.record([entry(2, 6)])
+    assert list(read_journal(path).entries) == [entry(1, 5).line, entry(2, 6).line]
+    ask = f"from cgroup.journal import Journal; Journal.open({path!r})"
+    second = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
+    assert "JournalBusy: another prefetchd" in second.stderr
+
+
+def test_who_took_the_lock_over_keeps_it(path, journal):
+    """The folder was removed, and a second agent started before the first one wrote again."""
+    journal.record([entry(1, 5)])
+    shutil.rmtree(Path(path).parent)
+    ask = f"from cgroup.journal import Journal; held = Journal.open({path!r}); print('held', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", ask], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as second:
+        assert second.stdout.readline() == b"held\n"
+        with pytest.raises(JournalBusy):
+            journal.record([entry(2, 6)])
+        second.communicate(b"\n")
+    journal.record([entry(2, 6)])
+    assert len(read_journal(path).entries) == 2
 
 
 def test_a_lock_is_not_a_link_to_somewhere(tmp_path):
