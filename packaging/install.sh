@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs prefetchd from an unpacked release archive, without a network: a virtual environment under /opt/prefetchd,
-# the configuration, the systemd unit and the command's link. Run again to upgrade; a configuration that is there stays.
+# the configuration, the systemd unit, the command's link, shell completions and the manual page. Run again to upgrade;
+# a configuration that is there stays.
 set -eu
 
 PREFIX=/opt/prefetchd
@@ -8,6 +9,10 @@ CONFIG=/etc/prefetchd
 UNIT=/etc/systemd/system/prefetchd.service
 TMPFILES=/etc/tmpfiles.d/prefetchd.conf
 LINK=/usr/local/bin/prefetchd
+BASH_COMPLETION=/usr/local/share/bash-completion/completions/prefetchd
+ZSH_COMPLETION=/usr/local/share/zsh/site-functions/_prefetchd
+MANUAL=/usr/local/share/man/man8/prefetchd.8
+MADE_FOLDERS=$PREFIX/share/made-folders
 HERE=$(cd "$(dirname "$0")" && pwd)
 
 usage() {
@@ -43,16 +48,36 @@ stop_running() {
     fi
 }
 
+# Makes a folder with its parents and notes which of them were not there, for uninstall.sh to take away again.
+make_folder() {
+    [ -n "$1" ] && [ ! -d "$1" ] || return 0
+    make_folder "${1%/*}"
+    echo "$1" >>"$MADE_FOLDERS"
+    install -d -m 0755 "$1"
+}
+
 install_program() {
     extra=$1
+    made=$(cat "$MADE_FOLDERS" 2>/dev/null || true)
     # An environment of another Python version cannot be upgraded in place.
     /usr/bin/python3 -m venv --clear --system-site-packages "$PREFIX"
     "$PREFIX/bin/pip" install --quiet --disable-pip-version-check --no-input --no-index --no-cache-dir \
         --find-links "$HERE/wheels" --constraint "$HERE/constraints.txt" "prefetchd$extra"
     install -d -m 0755 "$PREFIX/share"
+    [ -z "$made" ] || echo "$made" >"$MADE_FOLDERS"
     install -m 0755 "$HERE/uninstall.sh" "$PREFIX/share/uninstall.sh"
     install -m 0644 "$HERE/README.md" "$HERE/runbook.md" "$HERE/prefetchd.toml" "$PREFIX/share/"
     ln -sfn "$PREFIX/bin/prefetchd" "$LINK"
+}
+
+install_help() {
+    for file in "$BASH_COMPLETION" "$ZSH_COMPLETION" "$MANUAL"; do
+        make_folder "${file%/*}"
+    done
+    "$PREFIX/bin/prefetchd" completion bash >"$BASH_COMPLETION"
+    "$PREFIX/bin/prefetchd" completion zsh >"$ZSH_COMPLETION"
+    "$PREFIX/bin/prefetchd" completion man >"$MANUAL"
+    chmod 0644 "$BASH_COMPLETION" "$ZSH_COMPLETION" "$MANUAL"
 }
 
 install_config() {
@@ -63,7 +88,8 @@ install_config() {
 }
 
 install_unit() {
-    install -d -m 0755 "$(dirname "$UNIT")" "$(dirname "$TMPFILES")"
+    make_folder "${UNIT%/*}"
+    make_folder "${TMPFILES%/*}"
     install -m 0644 "$HERE/systemd/prefetchd.service" "$UNIT"
     install -m 0644 "$HERE/systemd/prefetchd.tmpfiles" "$TMPFILES"
     if command -v systemd-tmpfiles >/dev/null; then
@@ -104,6 +130,7 @@ install_program "$extra"
 install_config
 [ "$then" != end ] || exit 0
 install_unit
+install_help
 if [ "$then" = start ]; then
     start_service
 else

@@ -3,7 +3,7 @@
 
 The archive holds the project's wheel, the wheels of what it depends on in the exact versions of `constraints.txt`, the
 install and uninstall scripts, the systemd unit, the default configuration, Prometheus rules, dashboards and the Helm
-chart. File order and times are fixed, so the same tree and the same wheels give the same bytes.
+chart. Order, times, modes and the program that builds the wheel are fixed: the same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ SHIPPED = (
     "uninstall.sh",
 )
 CHART = PACKAGING / "helm" / "prefetchd"
+WHEEL_BUILDER = "setuptools==84.2.1"
+"""Its version stands in the wheel. It is used for the build alone, so `constraints.txt` does not have it."""
 _UNSHIPPED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info", "*.test.yml")
 
 
@@ -92,6 +94,7 @@ def build_wheel(target: Path) -> Path:
                 shutil.copytree(source, Path(scratch) / name, ignore=_UNSHIPPED)
             else:
                 shutil.copy2(source, Path(scratch) / name)
+        set_modes(Path(scratch))
         _pip("wheel", "--no-deps", "--wheel-dir", str(target), scratch)
     return next(target.glob(f"prefetchd-{version()}-*.whl"))
 
@@ -111,6 +114,12 @@ def copy_shipped(folder: Path) -> None:
             shutil.copytree(source, folder / name, ignore=_UNSHIPPED)
         else:
             shutil.copy2(source, folder / name)
+
+
+def set_modes(folder: Path) -> None:
+    """Give every file and folder the mode that it has under the usual umask; the wheel keeps them."""
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
 
 
 def write_sums(folder: Path) -> None:
@@ -151,8 +160,13 @@ def _epoch() -> int:
 
 def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *arguments]
-    environment = {"SOURCE_DATE_EPOCH": str(_epoch()), **os.environ}
-    subprocess.run(command, check=True, env=environment)
+    with tempfile.NamedTemporaryFile("w", prefix="prefetchd-builder-", suffix=".txt") as builder:
+        builder.write(f"{WHEEL_BUILDER}\n")
+        builder.flush()
+        # pip up to 25.2 reads the first name, later ones the second.
+        pins = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), builder.name)
+        environment = {"SOURCE_DATE_EPOCH": str(_epoch()), **os.environ, "TZ": "UTC", **pins}
+        subprocess.run(command, check=True, env=environment, umask=0o022)
 
 
 if __name__ == "__main__":

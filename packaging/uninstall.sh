@@ -7,6 +7,10 @@ CONFIG=/etc/prefetchd
 UNIT=/etc/systemd/system/prefetchd.service
 TMPFILES=/etc/tmpfiles.d/prefetchd.conf
 LINK=/usr/local/bin/prefetchd
+BASH_COMPLETION=/usr/local/share/bash-completion/completions/prefetchd
+ZSH_COMPLETION=/usr/local/share/zsh/site-functions/_prefetchd
+MANUAL=/usr/local/share/man/man8/prefetchd.8
+MADE_FOLDERS=$PREFIX/share/made-folders
 STATE=/run/prefetchd
 
 usage() {
@@ -42,16 +46,25 @@ release_limits() {
 }
 
 remove_files() {
-    rm -f "$UNIT" "$TMPFILES"
+    rm -f "$UNIT" "$TMPFILES" "$BASH_COMPLETION" "$ZSH_COMPLETION" "$MANUAL"
     rm -rf "$UNIT.d" "$STATE"
     if [ "$(readlink "$LINK" 2>/dev/null)" = "$PREFIX/bin/prefetchd" ]; then
         rm -f "$LINK"
     fi
     [ "$keep_config" = yes ] || rm -rf "$CONFIG"
+    remove_folders
     rm -rf "$PREFIX"
     if [ -d /run/systemd/system ]; then
         systemctl daemon-reload
     fi
+}
+
+# Only those that install.sh made, the deepest first, and none that holds something else by now.
+remove_folders() {
+    [ -e "$MADE_FOLDERS" ] || return 0
+    tac "$MADE_FOLDERS" | while read -r folder; do
+        rmdir "$folder" 2>/dev/null || true
+    done
 }
 
 keep_config=no

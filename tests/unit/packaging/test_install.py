@@ -1,12 +1,14 @@
 """The release archive, installed, upgraded and removed on a fresh node without a network; the unit read by systemd."""
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,9 @@ from tests.unit.packaging.support import PACKAGING, SOURCE
 
 UNIT = PACKAGING / "systemd" / "prefetchd.service"
 PYTHON = "/opt/prefetchd/bin/python"
+COMPLETIONS = "/usr/local/share/bash-completion/completions"
+NEIGHBOUR = f"{COMPLETIONS}/another-program"
+MANUAL = "/usr/local/man/man8/prefetchd.8"  # /usr/local/man is a link to share/man
 EXPOSURE_LIMIT = 5.0
 """What `systemd-analyze security` may at most say of 10.0 for no confinement; a root daemon that loads BPF has 4.9."""
 
@@ -47,6 +52,11 @@ def test_a_nodes_life_from_install_to_removal(node, project_version):
     assert (node.upper / "etc/systemd/system/multi-user.target.wants/prefetchd.service").is_symlink()
     node.run(f"cp /tmp/shared/prefetchd-{project_version}/container/healthcheck.py /opt/prefetchd/share/")
     assert "prefetchd_build_info" in answers(node, ask)
+    assert shells_and_manual(node) == [
+        "complete -F _prefetchd prefetchd",
+        "_prefetchd",
+        "/usr/local/man/man8/prefetchd.8",
+    ]
     node.run("prefetchd restore")
     assert node.run(f"{PYTHON} -c 'import agent.kube_client'", check=False).returncode != 0
     assert unmet_requirements(node) == []
@@ -57,10 +67,29 @@ def test_a_nodes_life_from_install_to_removal(node, project_version):
     node.run(f"{PYTHON} -c 'import agent.kube_client'")
     assert unmet_requirements(node) == []
 
+    node.run(f"touch {NEIGHBOUR}")
     node.run("/opt/prefetchd/share/uninstall.sh --keep-config")
-    assert node.leftovers() == ["/etc/prefetchd", "/etc/prefetchd/prefetchd.toml"]
+    assert set(node.leftovers()) - {"/etc/prefetchd", "/etc/prefetchd/prefetchd.toml"} == with_new_folders(NEIGHBOUR)
+    node.run(f"rm {NEIGHBOUR}; cd /usr/local/share && rmdir -p --ignore-fail-on-non-empty bash-completion/completions")
     node.run(f"/tmp/shared/prefetchd-{project_version}/uninstall.sh")
     assert node.leftovers() == []
+
+
+def shells_and_manual(node):
+    """What bash, zsh and man(1) find of the command."""
+    node.run("test $(stat -c %a /usr/local/share/man/man8/prefetchd.8) = 644")
+    commands = (
+        f"bash -c 'source {COMPLETIONS}/prefetchd && complete -p prefetchd'",
+        "zsh -c 'autoload -U compinit; compinit -D; echo $_comps[prefetchd]'",
+        "man --where prefetchd",
+    )
+    return [node.run(command).stdout.strip() for command in commands]
+
+
+def with_new_folders(path):
+    """The path, and those of its parents that this machine has not."""
+    parents = [str(parent) for parent in Path(path).parents if not parent.exists()]
+    return {path, *parents}
 
 
 def listed_packages():
@@ -153,8 +182,28 @@ def test_packed_chart_is_a_chart(release_folder, project_version):
         assert (chart.name, chart.version) == ("prefetchd", project_version)
 
 
-@pytest.mark.nightly
-def test_the_same_tree_gives_the_same_bytes(release, tmp_path):
-    command = [sys.executable, str(PACKAGING / "package.py"), "--output", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=500)
-    assert (tmp_path / release.name).read_bytes() == release.read_bytes()
+def test_two_clones_give_the_same_bytes(tmp_path):
+    """What is committed, whatever the folder, the modes that a user's umask leaves and the time zone."""
+    archives = [
+        clone_and_package(tmp_path / "one", umask=0o022, TZ="UTC"),
+        clone_and_package(tmp_path / "another" / "place", umask=0o077, TZ="Asia/Tokyo", LC_ALL="C.UTF-8"),
+    ]
+    sums = {hashlib.sha256(archive.read_bytes()).hexdigest() for archive in archives}
+    assert len(sums) == 1, archives
+
+
+def clone_and_package(folder, umask, **environment):
+    """Run `make package` in a clone, with the environment that is set up already; returns the archive's path."""
+    subprocess.run(["git", "clone", "--quiet", SOURCE, folder], check=True, timeout=60, umask=umask)
+    done = subprocess.run(
+        ["make", "--silent", "--old-file=setup-test", "package", f"PYTHON={sys.executable}"],
+        cwd=folder,
+        env={**os.environ, **environment},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        umask=umask,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Path(done.stdout.splitlines()[-1])
