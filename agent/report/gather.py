@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.recording.reader import Moment
 from agent.report.bins import Bins
-from agent.types import JobId
+from agent.types import Job, JobId
 
 GAP_SECONDS = 5.0
 """A longer pause between two passes begins a new phase."""
@@ -144,9 +144,7 @@ def gather(moments: Iterable[Moment]) -> Story:
         story.seen.add(now, 1.0)
         _devices(story, moment, now)
         for job in moment.jobs:
-            if job.id not in story.jobs:
-                story.jobs[job.id] = JobStory(job.name, job.training)
-            _job(story, moment, job.id, now, memory)
+            _job(story.jobs[_identity(story, moment, job, memory)], story, moment, job.id, now, memory)
         story.notes.update({str(value) for path, value in moment.node_outputs.items() if path[0] == "note"})
         story.writes = {str(path[1]): value for path, value in moment.node_outputs.items() if path[0] == "writes"}
     return story
@@ -158,6 +156,7 @@ class _Memory:
 
     segment: object = None
     values: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    identities: dict[JobId, JobId] = field(default_factory=dict)
 
     def grown(self, key: tuple[Any, ...], value: float, first: float | None = None) -> float:
         """How much a counter has grown since the pass before; 0 where it was reset.
@@ -167,6 +166,16 @@ class _Memory:
         before = self.values.get(key, first)
         self.values[key] = value
         return 0.0 if before is None else max(0.0, value - before)
+
+
+def _identity(story: Story, moment: Moment, job: Job, memory: _Memory) -> JobId:
+    """Under which id the job is told: a restarted one is told with the one of its name that is gone."""
+    if job.id not in memory.identities:
+        present = {memory.identities.get(one.id, one.id) for one in moment.jobs}
+        gone = [number for number, told in story.jobs.items() if told.name == job.name and number not in present]
+        memory.identities[job.id] = gone[-1] if gone else job.id
+        story.jobs.setdefault(memory.identities[job.id], JobStory(job.name, job.training))
+    return memory.identities[job.id]
 
 
 def _phase(story: Story, moment: Moment, now: float) -> None:
@@ -193,8 +202,7 @@ def _devices(story: Story, moment: Moment, now: float) -> None:
         one.gate.add(now, None if gate is None else float(gate))
 
 
-def _job(story: Story, moment: Moment, job: JobId, now: float, memory: _Memory) -> None:
-    told = story.jobs[job]
+def _job(told: JobStory, story: Story, moment: Moment, job: JobId, now: float, memory: _Memory) -> None:
     phase = told.phases.setdefault(story.phases[-1].label, JobPhase())
     if memory.segment is not moment.segment:
         memory.segment, memory.values = moment.segment, {}
@@ -206,7 +214,7 @@ def _job(story: Story, moment: Moment, job: JobId, now: float, memory: _Memory) 
         _latencies(phase, moment, job, memory, first)
         for cause, count in ((path[1], value) for path, value in outputs.items() if path[0] == "starved"):
             phase.starved[str(cause)] += int(memory.grown((job, "starved", cause), count, first))
-        told.iterations = max(told.iterations, outputs.get(("iterations",), 0))
+        told.iterations += int(memory.grown((job, "iterations"), outputs.get(("iterations",), 0), 0.0))
         phase.lost_seconds += memory.grown((job, "lost"), outputs.get(("wait_seconds_total",), 0.0))
         told.score.add(now, outputs.get(("score",)))
         told.depth.add(now, outputs.get(("queue_depth",)))
