@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: help setup setup-test demo run test test-nightly lint bench lab paper package clean
+.PHONY: help setup setup-test demo run test test-nightly lint bench bench-policies lab paper package clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -30,6 +30,9 @@ lint: setup-test ## ruff, mypy and the import rules alone
 
 bench: setup-test ## what the agent costs (ARGS="--json FILE")
 	@$(PYTHON) -m tests.bench $(ARGS)
+
+bench-policies: setup-test ## every policy on a real kernel in the lab guest, into out/ (<= 75 minutes; ARGS="--seconds 24")
+	@$(PYTHON) -m tests.lab bench --plan tests/lab/bench.toml --json out/bench.json --report out/bench.html $(ARGS)
 
 lab: setup-test ## a shell in the lab guest
 	@$(PYTHON) -m tests.lab shell

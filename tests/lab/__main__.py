@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agent.errors import PrefetchdError
 from agent.simulate.scenario import load_scenario
+from tests.lab import bench
 from tests.lab.cache import PROJECT
 from tests.lab.demo import demo
 from tests.lab.devices import devices_of
@@ -34,6 +35,7 @@ examples:
   python -m tests.lab run --out /tmp/lab -- bash -c 'lsblk >$PREFETCHD_LAB_OUT/disks; uname -r'
   python -m tests.lab pytest -- tests/lab/guest -k io_max
   python -m tests.lab scenario tests/lab/scenarios/ssd-greedy.toml --peer bfqw --out /tmp/lab
+  python -m tests.lab bench --scenario ssd-greedy --policy none,bfqw,adaptive --json out/bench.json
 
 exit status:
   0..124, 126..255  the status of the command in the guest (pytest: 1 tests failed, 5 none selected)
@@ -93,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.lab", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="shell | run | pytest | scenario | demo")
+    commands = parser.add_subparsers(required=True, metavar="shell | run | pytest | scenario | bench | demo")
     shell = commands.add_parser("shell", help="open a root shell in the guest")
     shell.set_defaults(run=_shell)
     demonstration = commands.add_parser("demo", help="training jobs beside a greedy reader, without and with control")
@@ -118,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--peer", choices=sorted(PEERS), default="none")
     command.set_defaults(run=_scenario)
     _machine_options(command)
+    bench.add_arguments(commands.add_parser("bench", help="compare policies on scenarios; writes JSON and a page"))
     return parser
 
 

@@ -171,11 +171,16 @@ def run_scenario(
     agent_argv: Sequence[str] = (),
     peer_name: str = "none",
     each: Callable[[Run, float], None] | None = None,
+    finish: Callable[[Run], dict[str, Any]] | None = None,
     ready_url: str = READY_URL,
 ) -> dict[str, Any]:
-    """Run a scenario to its end and return the summary; `out` also gets it, and the trainers' and the agent's logs."""
+    """Run a scenario to its end and return the summary; `out` also gets it, and the trainers' and the agent's logs.
+
+    `finish` is called when the trainers have ended and the agent still runs; what it returns joins the summary.
+    """
     with running(scenario, seed, agent_argv=agent_argv, peer_name=peer_name, ready_url=ready_url) as run:
         run.wait((lambda elapsed: each(run, elapsed)) if each else None)
+        added = finish(run) if finish else {}
         run.end_control()
         summary = {
             "scenario": scenario.name,
@@ -185,6 +190,7 @@ def run_scenario(
             "agent": run.agent.report if run.agent else None,
             "stuck": run.stuck,
             **summarise(scenario, run.truth_file, run.limits.changes),
+            **added,
         }
         if out:
             _keep(out, run, summary)
