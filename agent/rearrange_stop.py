@@ -136,7 +136,8 @@ class Judge:
         """Take in a reading; start or stop. Returns why it stopped, where it did just now."""
         last = self._past[-1] if self._past else reading
         self._past.append(reading)
-        while len(self._past) > 2 and reading.time - self._past[1].time > 4 * self.settings.window_seconds:
+        kept_seconds = self.settings.window_seconds * (4.0 if asked else 1.0)  # how it was before it starved is no base
+        while len(self._past) > 2 and reading.time - self._past[1].time > kept_seconds:
             self._past.popleft()
         if self._run is not None:
             return self._watch(self._run, last, reading)
