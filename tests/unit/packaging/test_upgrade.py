@@ -1,7 +1,7 @@
 """Upgrades: what an earlier version wrote is read by this one, and what a later one wrote is refused in a sentence.
 
-The files in `fixtures` were written by the programs of their time and are never made again: `journal.v1` (it stands with
-the tests of the journal), `journal.v2` (before the head named the cgroup root), `recording.v1`.
+The files in `fixtures` were written by the programs of their time and are never made again: `journal.v1` (beside the
+tests of the journal), `journal.v2` (before the head named the cgroup root), `recording.v1`.
 """
 
 import json
