@@ -9,9 +9,9 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
-from agent.errors import PrefetchdError
+from agent.errors import PrefetchdError, shortened
 
 COMMANDS = {
     "run": "measure this node and, when told to, move bandwidth to the jobs about to starve",
@@ -36,6 +36,7 @@ exit status:
 """
 
 _OUTPUT_FULL = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
+_NO_PATH = (errno.ENAMETOOLONG, errno.EACCES)
 
 
 class Command(Protocol):
@@ -46,6 +47,14 @@ class Command(Protocol):
 
     def main(self, args: argparse.Namespace) -> int:
         """Run the command; returns the exit status."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors do not repeat an endless value."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error; exits."""
+        super().error(shortened(message))
 
 
 def version() -> str:
@@ -63,7 +72,7 @@ def load(name: str) -> Command:
 
 def build_parser(*chosen: str) -> argparse.ArgumentParser:
     """The parser with the options of the chosen commands; the others have their names alone, which is quick."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="prefetchd",
         description="Node agent that sees which training jobs starve for data and moves storage bandwidth to them.",
         epilog=EPILOG,
@@ -87,16 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(arguments, chosen)
         sys.stdout.flush()
     except PrefetchdError as error:
-        print(f"prefetchd: {error}", file=sys.stderr)
+        print(f"prefetchd: {shortened(str(error))}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
         _forget_output()
         return 0
     except OSError as error:
-        if error.errno not in _OUTPUT_FULL or error.filename is not None:
+        told = _sentence(error)
+        if told is None:
             raise
-        _forget_output()
-        print(f"prefetchd: Standard output cannot be written ({error.strerror}).", file=sys.stderr)
+        print(f"prefetchd: {shortened(told)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -107,6 +116,16 @@ def _run(arguments: Sequence[str], chosen: str | None) -> int:
     parser = build_parser(chosen) if chosen else build_parser()
     args = parser.parse_args(arguments)
     return load(args.command).main(args)
+
+
+def _sentence(error: OSError) -> str | None:
+    """What to say of an error that no command foresaw but whose reason is outside; None for a defect of ours."""
+    if error.filename is None and error.errno in _OUTPUT_FULL:
+        _forget_output()
+        return f"Standard output cannot be written ({error.strerror})."
+    if error.filename is not None and error.errno in _NO_PATH:
+        return f"Path {os.fsdecode(error.filename)!r} cannot be used ({error.strerror}); check it and its rights."
+    return None
 
 
 def _open_standard_streams() -> None:

@@ -60,7 +60,7 @@ class AgentClient:
                 return bytes(answer.read(MAX_STATE_BYTES))
         except urllib.error.HTTPError as error:
             raise AgentUnreachable(_refused(self.url + path, error)) from None
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, UnicodeError) as error:
             cause = getattr(error, "reason", error)
             reason = getattr(cause, "strerror", None) or cause
             raise AgentUnreachable(

@@ -28,8 +28,12 @@ EVIDENCE: Mapping[str, Callable[[float], str]] = {
     "first_io_latency_seconds": lambda value: f"its first reads took {duration(value)} each",
     "first_io_times_steady": lambda value: f"that is {value:.1f} times its steady latency",
     "cache_hit_mean": lambda value: f"the page cache served {percent(value)} of its bytes",
-    "cache_hit_variance": lambda value: f"and that ratio varies (variance {value:.3f})",
+    "cache_hit_variance": lambda value: f"that ratio {_steadiness(value)} (variance {value:.3f})",
 }
+NEVER_ZERO = ("latency_times_normal", "first_io_times_steady")
+"""Zero says that it could not be measured."""
+STEADY_VARIANCE = 0.01
+"""As the diagnosis sees it."""
 CAUSES = {
     "cold_start": "it has just started: caches are cold and the queue is not filled yet",
     "cache_thrash": "the page cache drops its data before it is read again",
@@ -59,6 +63,10 @@ def explain(row: Row, state: Row) -> Iterator[str]:
         yield ""
         yield f"Last {len(decisions)} decisions, newest first"
         yield from (f"  {_decision(one)}" for one in reversed(decisions))
+
+
+def _steadiness(variance: float) -> str:
+    return "is steady" if variance < STEADY_VARIANCE else "varies"
 
 
 def headline(row: Row) -> str:
@@ -126,6 +134,8 @@ def _cause(row: Row) -> Iterator[str]:
     else:
         yield f"{cause}: {CAUSES.get(cause, cause)} (confidence {percent(row['cause_confidence'])})"
     for name, value in row["evidence"].items():
+        if name in NEVER_ZERO and not value:
+            continue
         words = EVIDENCE.get(name)
         yield f"- {words(value) if words else f'{name} {value:.3g}'}"
     if row["advice"]:

@@ -14,13 +14,14 @@ def _short(value: float) -> str:
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A quantity with a decimal prefix.
+    """A quantity with a decimal prefix; what is left of an average that fades away is nothing.
 
-    >>> amount(1.5e9, "B/s"), amount(700.0, "B"), amount(None, "B")
-    ('1.5 GB/s', '700 B', '?')
+    >>> amount(1.5e9, "B/s"), amount(700.0, "B"), amount(None, "B"), amount(3e-27, "B/s")
+    ('1.5 GB/s', '700 B', '?', '0 B/s')
     """
     if value is None:
         return UNKNOWN
+    value = 0.0 if abs(value) < 0.01 else value
     for size, prefix in _PREFIXES:
         if abs(value) >= 0.9995 * size:
             return f"{_short(value / size)} {prefix}{unit}"

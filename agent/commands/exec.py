@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pwd
 import shutil
 import sys
 from pathlib import Path
 
 from agent.commands import options
-from agent.errors import UsageError
+from agent.errors import UsageError, shortened
 from agent.job_cgroup import ExecError, check_name
 from agent.supervise import Order, run_plain, run_scope
 from cgroup.hierarchy import detect_hierarchy
@@ -55,8 +56,9 @@ def main(args: argparse.Namespace) -> int:
     name, root = check_name(args.job), _root(args)
     account = _account(args.user) if args.user else None
     if shutil.which(argv[0]) is None:
-        print(f"prefetchd: command {argv[0]!r} was not found or is not executable; check it and PATH.", file=sys.stderr)
-        return 126 if Path(argv[0]).exists() else 127
+        told = shortened(f"prefetchd: command {argv[0]!r} was not found or is not executable; check it and PATH.")
+        print(told, file=sys.stderr)
+        return 126 if os.access(argv[0], os.F_OK) else 127
     try:
         run = run_scope if _systemd_is_init() and not args.no_systemd else run_plain
         return run(root, Order(name, argv, account, args.weight, args.grace))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from agent import config
 from agent.client import AgentClient
@@ -52,13 +53,25 @@ def _url(args: argparse.Namespace) -> str:
         section = _metrics_section(args)
         address, secure = section.listen, secure or bool(section.certificate)
     if address.startswith(("http://", "https://")):
-        return str(address).rstrip("/")
+        return _checked(address, address)
     if "://" in address:
         raise UsageError(f"Address {address!r} is neither ADDR:PORT nor an http:// or https:// URL; write for example "
                          f"{config.DEFAULT_LISTEN}.")  # fmt: skip
     host, port = config.split_address(address)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - "every address" is reached by loopback
-    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    return _checked(f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}", address)
+
+
+def _checked(url: str, address: str) -> str:
+    """The URL, ready for a path; raises UsageError where `address`, which it came from, is none."""
+    try:
+        parts = urlsplit(url)
+        named = bool(parts.hostname) and parts.port != 0 and url.isprintable() and " " not in url
+    except ValueError:
+        named = False
+    if not named or parts.query or parts.fragment:
+        raise UsageError(f"Address {address!r} names no host and port; write for example {config.DEFAULT_LISTEN}.")
+    return url.rstrip("/")
 
 
 def _metrics_section(args: argparse.Namespace) -> config.MetricsSection:

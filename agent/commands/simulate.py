@@ -102,9 +102,14 @@ def _find(name: str) -> Path:
     if name == PAPER:
         return paper.DATA
     path = Path(name)
-    if path.suffix != ".toml" and (SOURCE_SCENARIOS / f"{name}.toml").is_file():
-        return SOURCE_SCENARIOS / f"{name}.toml"
-    if not path.is_file():
+    named = SOURCE_SCENARIOS / f"{name}.toml"
+    try:
+        if path.suffix != ".toml" and named.is_file():
+            return named
+        found = path.is_file()
+    except OSError:  # such as a name that is too long
+        found = False
+    if not found:
         raise UsageError(f"Scenario {name!r} is neither a file nor {PAPER!r}; give the path of a scenario file.")
     return path
 

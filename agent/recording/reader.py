@@ -6,6 +6,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path as FilePath
 from typing import Any, BinaryIO
 
@@ -114,6 +115,8 @@ class _Decoder:
 
     def _moment(self, record: list[Any]) -> Moment:
         time, wall, names, ids, values, gone, events, jobs, devices = record
+        if not isfinite(time):
+            raise ValueError(f"time {time}")
         self.names += [tuple(name) for name in names]
         self.wall_ms += wall
         fresh = self._change(ids, values, gone)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import COMMANDS, build_parser
+from agent.errors import shortened
 from agent.shell import bash, man, zsh
 from agent.shell.spec import describe
 
@@ -47,6 +48,58 @@ def test_wrong_usage_is_status_2(arguments):
     assert done.returncode == 2
     assert "usage: prefetchd" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+LONG = "x" * 3000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("exec", f"--job={LONG}", "--", "true"), 125),
+        (("exec", "--job", "a", "--", LONG), 127),
+        (("replay", LONG), 1),
+        (("top", "--config", LONG), 2),
+        (("top", "--address", LONG), 2),
+        (("simulate", "--scenario", LONG), 2),
+        (("calibrate", LONG), 1),
+        (("top", "--sort", LONG), 2),
+        ((LONG,), 2),
+    ],
+)
+def test_an_endless_value_is_quoted_in_short(arguments, status):
+    done = run(*arguments)
+    assert done.returncode == status
+    last = done.stderr.splitlines()[-1]
+    assert "xxx…" in last
+    assert len(last) < 500, last
+
+
+def test_what_is_quoted_is_cut_and_the_rest_is_left():
+    message = f"Job {LONG!r} isn't 'known' here, path {'/a' * 100!r} is: it's the job's own."
+    assert shortened(message) == message.replace(repr(LONG), repr(LONG)[:61] + "…" + repr(LONG)[-20:])
+    assert shortened("short") == "short"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://[::1", "[::1", "::1", "http://", "https://:0", "http://x:99999", "127.0.0.1:0", "http://a b", "http://a?b",
+     "ftp://x", "", ":", "127.0.0.1:1\r\nX: y"],
+)  # fmt: skip
+def test_an_address_that_is_none_is_a_sentence(address):
+    done = run("top", "--once", "--address", address)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("prefetchd: Address ")
+    assert "write for example 127.0.0.1:9753" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("address", ["http://a..b", "\u2603:80", "http://127.0.0.1:1/\u2603"])
+def test_an_address_where_nobody_can_be_is_a_sentence(address):
+    done = run("top", "--once", "--address", address)
+    assert done.returncode == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "No agent answers at" in done.stderr
 
 
 def test_top_level_help_lists_every_command():
