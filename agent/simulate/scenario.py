@@ -19,6 +19,7 @@ from agent.errors import UsageError
 DeviceKind = Literal["ssd", "hdd", "nfs"]
 Pattern = Literal["random", "sequential"]
 Access = Literal["direct", "filesystem"]
+Trainer = Literal["plain", "torch"]
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3_600_000)]
@@ -81,9 +82,11 @@ class Job(_Section, frozen=True, kw_only=True):
     large. `prepare_cpu_ms` is worker CPU time per batch. `slow_device` serves the fraction `slow_ratio` of the reads.
     `access = "filesystem"` reads a file of `data` bytes through the page cache, within `memory` where given. A restart
     ends the process and starts it a second later. `hints` says whether the job tells its queue to the agent.
+    `trainer = "torch"` is a real PyTorch DataLoader in the lab, which gives no hints; models make no difference.
     """
 
     name: Name
+    trainer: Trainer = "plain"
     device: str
     slow_device: str = ""
     slow_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
@@ -205,6 +208,11 @@ def _check(scenario: Scenario, source: str) -> None:
     for job in scenario.jobs:
         if bool(job.slow_device) != bool(job.slow_ratio):
             raise ScenarioError(f"{source}: job {job.name!r} needs both slow_device and slow_ratio, or neither.")
+        if job.trainer == "torch" and (job.hints or job.slow_device or job.burst or job.prepare_cpu_ms):
+            raise ScenarioError(
+                f"{source}: job {job.name!r} is trained by torch; write hints = false, and no slow_device, burst or "
+                "prepare_cpu_ms."
+            )
         if job.access == "direct" and kinds[job.device] == "nfs":
             raise ScenarioError(f'{source}: job {job.name!r} reads a mount; write access = "filesystem".')
     for user in users:

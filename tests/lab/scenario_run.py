@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tests.lab.disks import data_of
 from tests.lab.errors import LabBroken
 from tests.lab.peers import PEERS, peer
 from tests.lab.summary import summarise
-from tests.lab.trainer import job_arguments, neighbour_arguments, trainer_program
+from tests.lab.trainer import TORCH, Extent, job_arguments, neighbour_arguments, trainer_program
 
 READY_URL = "http://127.0.0.1:9753/readyz"
 _READY_SECONDS = 300.0
@@ -109,7 +109,7 @@ class Run:
         self.limits.look(self.elapsed)
 
     def truth_file(self, name: str) -> Path:
-        return _LOGS / f"{name}.log"
+        return _truth_file(name)
 
     def _give_up(self) -> None:
         """Note where processes hang (behind a cap, as a rule) and kill them."""
@@ -138,22 +138,27 @@ def running(
         _limit_memory(scenario.jobs, folders)
         limits = groups.LimitLog(dict(folders))
         limits.look(0.0)
+        _LOGS.mkdir(exist_ok=True)
+        slow = stack.enter_context(_slow_starters(scenario, seed, folders, extents))
         control = stack.enter_context(contextlib.ExitStack())
         control.enter_context(peer(peer_name, scenario, folders))
         agent = control.enter_context(_started(agent_argv, ready_url)) if agent_argv else None
-        _LOGS.mkdir(exist_ok=True)
+        _await_ready(slow)
         zero_ns = time.monotonic_ns() + 500_000_000
         run = Run(scenario, zero_ns / 1e9, folders, limits, {}, agent, control)
         users: tuple[Job | Neighbour, ...] = (*scenario.jobs, *scenario.best_effort)
         for index, user in enumerate(users):
+            if user.name in slow:
+                run.processes[user.name] = slow[user.name]
+                _tell(slow[user.name], zero_ns)
+                continue
             own = extents[user.name]
             words = (
                 job_arguments(user, scenario, own)
                 if isinstance(user, Job)
                 else neighbour_arguments(user, scenario, own)
             )
-            common = ["--log", str(run.truth_file(user.name)), "--cgroup", str(folders[user.name])]
-            common += ["--zero-ns", str(zero_ns), "--seed", str(seed * 100 + index)]
+            common = [*_common(user.name, folders, seed * 100 + index), "--zero-ns", str(zero_ns)]
             run.processes[user.name] = subprocess.Popen([str(program), *common, *words])
         try:
             yield run
@@ -161,6 +166,49 @@ def running(
             for process in run.processes.values():
                 process.kill()
                 process.wait()
+
+
+def _truth_file(name: str) -> Path:
+    return _LOGS / f"{name}.log"
+
+
+def _common(name: str, folders: dict[str, Path], seed: int) -> list[str]:
+    return ["--log", str(_truth_file(name)), "--cgroup", str(folders[name]), "--seed", str(seed)]
+
+
+@contextlib.contextmanager
+def _slow_starters(
+    scenario: Scenario, seed: int, folders: dict[str, Path], extents: Mapping[str, Mapping[str, Extent]]
+) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Start the trainers that import PyTorch: they wait for the time 0, on an emulated CPU a minute or more."""
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for index, job in enumerate(scenario.jobs):
+            if job.trainer == "torch":
+                words = [*_common(job.name, folders, seed * 100 + index)]
+                words += job_arguments(job, scenario, extents[job.name])
+                processes[job.name] = subprocess.Popen(
+                    [sys.executable, str(TORCH), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+        yield processes
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+
+
+def _await_ready(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    for name, process in processes.items():
+        if process.stdout is None or process.stdout.readline() != b"ready\n":
+            raise LabBroken(
+                f"The trainer of {name!r} ended with status {process.wait()} before it could import PyTorch."
+            )
+
+
+def _tell(process: subprocess.Popen[bytes], zero_ns: int) -> None:
+    if process.stdin is not None:
+        process.stdin.write(f"{zero_ns}\n".encode())
+        process.stdin.flush()
 
 
 def run_scenario(

@@ -15,6 +15,7 @@ from tests.lab.cache import cache_folder
 from tests.lab.errors import LabBroken
 
 SOURCE = Path(__file__).with_name("trainer.c")
+TORCH = Path(__file__).with_name("trainer_torch.py")
 _FLAGS = ("-O2", "-pthread", "-Wall", "-Wextra")
 _NEIGHBOUR_BATCH_READS = 8
 
