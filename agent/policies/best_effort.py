@@ -41,6 +41,9 @@ REACH_SECONDS = (0.5, 60.0)
 FUTILE_SECONDS = (8.0, 60.0)
 """Caps that after the first time have not helped are given up for the second."""
 
+WELL_SECONDS = 3.0
+"""Nobody starved for this long: the caps have helped, and who starves afterwards is another matter."""
+
 HELPED_RATIO = 1.1
 """Caps helped when who starved uses at least this many times what it did before."""
 
@@ -86,7 +89,10 @@ class Trainee(Protocol):
 
 
 class Trial(NamedTuple):
-    """When the caps appeared, and what who starved and best effort used of the device then."""
+    """When the caps appeared, or who was well under them starved again, and what who starved used of the device then.
+
+    `others` is what best effort used before the caps.
+    """
 
     began: float
     starved: float
@@ -131,10 +137,13 @@ def guard(
     off = not (switches.best_effort and switches.cap_others)
     if off or not neighbours or (switches.gate and not protects) or (before.total is None and not is_open):
         return _free(before)
-    trial = before.trial or _trial(moment.now, protects, members, neighbours)
+    found = _trial(moment.now, protects, members, neighbours)
+    trial = before.trial or found
+    if victims and moment.now - before.pressed_at > WELL_SECONDS:
+        trial = found._replace(others=trial.others)
     if moment.now < before.futile_until:
         return _free(before)
-    if victims and _futile(trial, _trial(moment.now, protects, members, neighbours)):
+    if victims and _futile(trial, found):
         return BestEffort(futile_until=moment.now + FUTILE_SECONDS[1])
     steady = sum(m.want if m.steady is None else m.steady for m in members)
     reach = _reach(before.reach, members, neighbours, pressed=bool(victims), moment=moment)

@@ -126,6 +126,22 @@ def test_caps_that_help_stay():
     assert loop.steps(90, Job(used=0.3, score=50.0), neighbours=[(9, 0.1)]).caps
 
 
+def test_who_starves_again_after_being_well_is_judged_afresh():
+    """A job that restarts under caps that worked reads next to nothing in its first moments: no proof against them."""
+    loop = Loop()
+    loop.steps(5, Job(**SICK), neighbours=[(9, 0.8)])
+    loop.steps(120, Job(), neighbours=[(9, 0.3)])
+    assert loop.steps(5, Job(used=0.01, score=20.0), neighbours=[(9, 0.1)]).caps
+    assert loop.steps(50, Job(used=0.3, score=50.0), neighbours=[(9, 0.1)]).caps
+
+
+def test_caps_that_stop_helping_are_given_up_all_the_same():
+    loop = Loop()
+    loop.steps(5, Job(**SICK), neighbours=[(9, 0.8)])
+    loop.steps(120, Job(), neighbours=[(9, 0.3)])
+    assert loop.steps(90, Job(**SICK), neighbours=[(9, 0.1)]).caps == {}
+
+
 def test_a_need_that_fell_frees_best_effort():
     loop = Loop()
     loop.steps(60, Job(**SICK), neighbours=[(9, 0.8)])
