@@ -27,8 +27,8 @@ _PAGE = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>prefetchd: policies compared</title><style>
 {style}
-.wide-table {{ overflow-x: auto; }} th:first-child, td:first-child {{ width: auto; }}
-td.text {{ text-align: left; white-space: normal; }}
+td.text {{ text-align: left; white-space: normal; }} .wide-table {{ overflow-x: auto; }}
+.wide-table td:first-child, .wide-table th:first-child {{ width: auto; white-space: nowrap; }}
 .whisker {{ stroke: var(--ink); stroke-width: 1.2; }}</style></head><body>
 {body}
 </body></html>

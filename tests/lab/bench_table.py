@@ -179,7 +179,7 @@ def _never_worse(compared: Compared) -> Goal:
         if (ratio is None or ratio > 1 + MOST_WORSE) and apart > NOISE_MS:
             worse.append(f"{name} ({apart:+.2f} ms)")
     text = f"nowhere more than {MOST_WORSE:.0%} or {NOISE_MS} ms above the best peer's wait"
-    return Goal(text, not worse, ", ".join(worse) or f"in none of {len(compared)}")
+    return Goal(text, not worse, ", ".join(worse) or f"on none of {len(compared)} scenarios")
 
 
 def _often_better(compared: Compared) -> Goal:
