@@ -130,8 +130,8 @@ def _scenario(
 
 
 def _paper(testbed: Testbed, policies: Sequence[str], seeds: Sequence[int], duration: float | None) -> dict[str, Any]:
-    """The table needs the static baseline and the bound, so these two are always run."""
-    needed = list(dict.fromkeys([*policies, "static", "unlimited"]))
+    """The table needs the static baseline and both bounds, so these are always run."""
+    needed = list(dict.fromkeys([*policies, "static", *paper.BOUNDS]))
     count = testbed.windows if duration is None else max(1, round(duration / testbed.window_seconds))
     length = testbed.settle_seconds + testbed.window_seconds
     began = time.monotonic()

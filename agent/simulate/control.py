@@ -9,7 +9,7 @@ from typing import Protocol
 
 from agent.simulate.blk_throttle import Limits
 from agent.simulate.closed_loop import Agent
-from agent.simulate.node import Scheduling, SimulatedNode
+from agent.simulate.node import BLOCK_KINDS, Scheduling, SimulatedNode
 from agent.simulate.scenario import Device, Scenario
 from agent.types import Slot
 
@@ -17,6 +17,7 @@ NEIGHBOUR_CAP_RATIO = 0.10
 JOB_WEIGHT, NEIGHBOUR_WEIGHT = 500.0, 50.0
 IOCOST_VRATE = 1.15
 """Where io.cost's rate settles between its bounds of 0.8 and 1.2: the linear model counts large reads as too dear."""
+KINDS = (*BLOCK_KINDS, "nfs")
 BFQ_DEPTH = 4
 """Requests that bfq keeps in an SSD: it serves one queue at a time and injects little. For disks see `Bfq`."""
 
@@ -60,11 +61,11 @@ def fixed_limits(device: Device, share: float) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class PolicyKind:
-    """How a policy is set up: its controller, and the scheduler it needs."""
+    """How a policy is set up: its controller, the scheduler it needs, and the kinds of devices that are never short."""
 
     controller: Callable[[], Controller]
     scheduling: Callable[[Scenario], Scheduling] | None = None
-    unlimited: bool = False
+    unlimited: tuple[str, ...] = ()
     about: str = ""
 
 
@@ -116,5 +117,8 @@ POLICIES: dict[str, PolicyKind] = {
     "iocostw": PolicyKind(_uncapped, _iocost((JOB_WEIGHT, NEIGHBOUR_WEIGHT)), about="io.cost, 500:50 (simple model)"),
     "paper": PolicyKind(lambda: Agent("paper"), about="the paper's law, literally"),
     "adaptive": PolicyKind(lambda: Agent("adaptive"), about="the default policy"),
-    "unlimited": PolicyKind(_uncapped, unlimited=True, about="storage that is never short: the upper bound"),
+    "local": PolicyKind(
+        _uncapped, unlimited=BLOCK_KINDS, about="disks that are never short: the bound of local control"
+    ),
+    "unlimited": PolicyKind(_uncapped, unlimited=KINDS, about="storage that is never short: the upper bound"),
 }

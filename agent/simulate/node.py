@@ -6,7 +6,7 @@ told by the models that it is built from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,8 +60,8 @@ class Foreign(NamedTuple):
 class SimulatedNode:
     """Everything of one run.
 
-    `warm` tells by job name how far it has run already (absent: it starts cold), `shift_bursts` see `Trainer`,
-    `foreign` what other machines do on the links of mounts.
+    `unlimited` are the kinds of devices that are never short. `warm` tells by job name how far it has run already
+    (absent: it starts cold), `shift_bursts` see `Trainer`, `foreign` what other machines do on the links of mounts.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SimulatedNode:
         seed: int,
         *,
         scheduling: Scheduling | None = None,
-        unlimited: bool = False,
+        unlimited: Collection[str] = (),
         warm: Mapping[str, Warmth] | None = None,
         shift_bursts: bool = False,
         foreign: Sequence[Foreign] = (),
@@ -87,8 +87,7 @@ class SimulatedNode:
         for traffic in foreign:
             self.events.at(traffic.start, self._add_foreign, (traffic.device, traffic.bytes_per_second))
             self.events.at(traffic.stop, self._add_foreign, (traffic.device, -traffic.bytes_per_second))
-        self._unlimited = Unlimited(self.events) if unlimited else None
-        self._entries = self._schedule(scheduling)
+        self._entries = self._schedule(scheduling, unlimited)
         self._node_cache = PageCache(machine.memory_bytes)
         users: tuple[JobSpec | Neighbour, ...] = (*scenario.jobs, *scenario.best_effort)
         self._jobs = {
@@ -111,11 +110,12 @@ class SimulatedNode:
             if source.throttle is not None
         }
 
-    def _schedule(self, scheduling: Scheduling | None) -> dict[str, Stage]:
+    def _schedule(self, scheduling: Scheduling | None, unlimited: Collection[str]) -> dict[str, Stage]:
         """What a request meets first on each device."""
-        if self._unlimited is not None:
-            return dict.fromkeys(self.devices, self._unlimited)
         entries: dict[str, Stage] = dict(self.devices)
+        for one in self.scenario.devices:
+            if one.kind in unlimited:
+                entries[one.name] = Unlimited(self.events)
         if scheduling is None:
             return entries
         for one in self.scenario.devices:

@@ -16,6 +16,8 @@ from agent.types import Medium
 
 DATA = Path(__file__).parent.parent / "data" / "paper.toml"
 MODES = ("cold_start", "cache_thrash", "remote_congestion")
+BOUNDS = ("local", "unlimited")
+"""What no control can surpass: disks that are never short beside the same gateway, and storage that never is."""
 Progress = Callable[[float], None]
 
 STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11)

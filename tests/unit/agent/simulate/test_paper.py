@@ -7,7 +7,7 @@ import pytest
 from agent.__main__ import main
 from agent.errors import UsageError
 from agent.simulate.machine import LAB
-from agent.simulate.paper import Estimate, PolicyFigures, WindowFigures, paper_testbed, reduction, run_testbed
+from agent.simulate.paper import BOUNDS, Estimate, PolicyFigures, WindowFigures, paper_testbed, reduction, run_testbed
 from agent.simulate.run import simulate, summarise
 from agent.simulate.tables import paper_document, paper_lines, scenario_document, scenario_lines
 from agent.simulate.testbed import load_testbed, scenario_devices, scenario_jobs, windows
@@ -24,7 +24,7 @@ def testbed():
 
 @pytest.fixture(scope="module")
 def found(testbed):
-    return run_testbed(testbed, ["static", "adaptive", "unlimited"], [1], count=2)
+    return run_testbed(testbed, ["static", "adaptive", *BOUNDS], [1], count=2)
 
 
 def test_the_testbed_is_the_papers():
@@ -83,6 +83,13 @@ def test_no_local_cap_moves_a_congested_gateway(found):
     assert rates[0] == pytest.approx(rates[1])
 
 
+def test_disks_that_are_never_short_leave_nothing_but_the_gateway(found):
+    bound = found["local"]
+    assert bound.mode_wait_ms("remote_congestion") == pytest.approx(found["static"].mode_wait_ms("remote_congestion"))
+    assert bound.mode_wait_ms("cache_thrash") < 0.1
+    assert found["unlimited"].wait_ms.mean <= bound.wait_ms.mean < found["adaptive"].wait_ms.mean
+
+
 def test_the_document_has_the_papers_figures_and_ours(testbed, found):
     document = json.loads(json.dumps(paper_document(testbed, found, [1], 10.0)))
     assert document["paper"]["static"]["wait_ms"] == 85.3
@@ -91,11 +98,21 @@ def test_the_document_has_the_papers_figures_and_ours(testbed, found):
         assert adaptive[name] >= 0
         assert adaptive["confidence_95"][name] >= 0
     assert set(adaptive["modes"]) == {"cold_start", "cache_thrash", "remote_congestion"}
-    assert 0 < adaptive["share_of_unlimited"] <= 1
+    assert 0 < adaptive["share_of_unlimited"] <= adaptive["share_of_local"] <= 1
+    assert document["policies"]["local"]["share_of_reachable_reduction"] == 1
+    assert 0 < adaptive["share_of_reachable_reduction"] < 1
     assert adaptive["control_microseconds_per_job_and_tick"] > 0
     assert document["policies"]["static"]["wait_reduction"] == 0
     text = "\n".join(paper_lines(document))
-    for words in ("85.3", "27.8", "1488", "fewer failures: cold_start", "mean loan, hdd", "seeds 1 (tuned on 101"):
+    for words in (
+        "85.3",
+        "27.8",
+        "1488",
+        "fewer failures: cold_start",
+        "bound: local",
+        "mean loan, hdd",
+        "seeds 1 (tuned on 101",
+    ):
         assert words in text
 
 
