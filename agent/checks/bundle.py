@@ -87,6 +87,8 @@ def write_bundle(
                 _add(archive, f"prefetchd-support/{name}", text)
         partial.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
         raise PrefetchdError(
             f"Archive {str(path)!r} cannot be written ({error.strerror}); choose another path."
         ) from None

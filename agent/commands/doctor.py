@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -51,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="show what is in order as well")
     parser.add_argument("--attach", action="store_true", help="also load and attach every BPF program for a moment")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors for the exit status")
-    parser.add_argument("--bundle", type=Path, metavar="FILE", help="also write a support archive without secrets")
+    parser.add_argument(
+        "--bundle", type=options.file_to_write, metavar="FILE", help="also write a support archive without secrets"
+    )
     options.add_address(parser)
 
 

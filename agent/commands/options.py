@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -82,6 +83,16 @@ def _metrics_section(args: argparse.Namespace) -> config.MetricsSection:
         return config.load(config.DEFAULT_PATH).metrics
     except config.ConfigError:
         return config.MetricsSection()
+
+
+def file_to_write(text: str) -> Path:
+    """A file's path for argparse; it will be replaced as a whole, which would be the end of a device's node."""
+    path = Path(text)
+    if path.name in ("", "..") or text.endswith("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} names no file; give the path of the file to write")
+    if os.access(path, os.F_OK) and not path.is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular file; choose another path")
+    return path
 
 
 def seconds(text: str) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
+from agent.commands import options
 from agent.commands.progress import progress_of
 from agent.errors import PrefetchdError, UsageError
 from agent.recording import read
@@ -31,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Make one HTML page of a recording: waits, scores, causes, limits, loans, latency, devices."
     parser.epilog = EPILOG
     parser.add_argument("file", type=Path, metavar="FILE", help="a recording")
-    parser.add_argument("-o", "--output", default="report.html", metavar="PAGE", help="the page; - is standard output")
+    parser.add_argument(
+        "-o", "--output", type=options.file_to_write, default="report.html", metavar="PAGE",
+        help="the page; - is standard output",
+    )  # fmt: skip
     parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the file's name)")
     parser.add_argument("--jobs", type=int, default=MAX_JOBS, metavar="N", help=f"jobs with pictures ({MAX_JOBS})")
 
@@ -45,15 +50,17 @@ def main(args: argparse.Namespace) -> int:
     if not story.passes:
         raise PrefetchdError(f"Recording {str(args.file)!r} holds no pass yet; let the agent run a moment longer.")
     page = render(story, args.title or args.file.name, args.jobs)
-    if args.output == "-":
+    if str(args.output) == "-":
         sys.stdout.write(page)
         return 0
-    target = Path(args.output)
+    target: Path = args.output
+    partial = target.with_name(target.name + ".partial")
     try:
-        partial = target.with_name(target.name + ".partial")
         partial.write_text(page, encoding="utf-8")
         partial.replace(target)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise PrefetchdError(f"Page {str(target)!r} cannot be written ({error.strerror}); choose another -o.") from None
     print(f"{target}: {len(page) / 1e6:.1f} MB, {len(story.jobs)} jobs, {story.passes:,} passes")
     return 0
