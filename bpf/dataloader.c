@@ -37,24 +37,6 @@ static __always_inline struct thread_t *state_of_thread(u64 owner)
     return t;
 }
 
-static __always_inline int enter_call(u32 call, u32 fd, u64 buffer, u64 count)
-{
-    u64 owner = current_owner();
-    if (!owner)
-        return 0;
-    introduce(owner);
-    u64 pipe = pipe_of(fd);
-    struct thread_t *t = pipe ? state_of_thread(owner) : 0;
-    if (!t)
-        return 0;
-    t->call = call;
-    t->call_start = bpf_ktime_get_ns();
-    t->call_pipe = pipe;
-    t->call_buffer = buffer;
-    t->call_count = count;
-    return 0;
-}
-
 static __always_inline struct thread_t *leave_call(u32 call)
 {
     u64 id = bpf_get_current_pid_tgid();
@@ -65,46 +47,61 @@ static __always_inline struct thread_t *leave_call(u32 call)
     return t;
 }
 
-static __always_inline void wrote(struct thread_t *t, u64 body, u32 length)
+static __always_inline void writes(struct thread_t *t, u64 pipe, u64 body, u32 length)
 {
     struct message_t m = {};
+    u64 now = bpf_ktime_get_ns();
     parse_message(&m, body);
-    if (!m.kind || !within_budget(t, t->call_start))
+    if (!m.kind || !within_budget(t, now))
         return;
-    struct event_t e = {.time = bpf_ktime_get_ns(), .start = t->call_start, .pipe = t->call_pipe, .task = m.task};
+    struct event_t e = {.time = now, .start = now, .pipe = pipe, .task = m.task};
     e.length = length;
     __builtin_memcpy(e.head, m.head, HEAD_BYTES);
     emit(&e, m.kind, t->owner);
 }
 
+// A message is written at once, or, if it is long, its length first; what follows of a long one is not looked at.
+// Told before the call, not after: the reader may run, and even answer, before the writer gets to run again, and what
+// one process causes in another must not be told first.
 TRACEPOINT_PROBE(syscalls, sys_enter_write)
 {
-    return enter_call(WRITING, args->fd, (u64)args->buf, args->count);
-}
-
-// A message is written at once, or, if it is long, its length first; what follows of a long one is not looked at.
-TRACEPOINT_PROBE(syscalls, sys_exit_write)
-{
-    struct thread_t *t = leave_call(WRITING);
-    s64 written = args->ret;
-    if (!t || written < 4)
+    u64 owner = current_owner(), buffer = (u64)args->buf, count = args->count;
+    if (!owner)
         return 0;
-    u32 expected = t->write_pipe == t->call_pipe ? t->write_length : 0, first = big_endian(t->call_buffer);
+    introduce(owner);
+    u64 pipe = count < 4 ? 0 : pipe_of(args->fd);
+    struct thread_t *t = pipe ? state_of_thread(owner) : 0;
+    if (!t)
+        return 0;
+    u32 expected = t->write_pipe == pipe ? t->write_length : 0, first = big_endian(buffer);
     t->write_length = 0;
-    if (expected && t->call_count == expected) {
-        wrote(t, t->call_buffer, expected);
-    } else if (written == 4 && first > SPLIT_ABOVE) {
-        t->write_pipe = t->call_pipe;
+    if (expected && count == expected) {
+        writes(t, pipe, buffer, expected);
+    } else if (count == 4 && first > SPLIT_ABOVE) {
+        t->write_pipe = pipe;
         t->write_length = first;
-    } else if ((u64)first + 4 == written) {
-        wrote(t, t->call_buffer + 4, first);
+    } else if ((u64)first + 4 == count) {
+        writes(t, pipe, buffer + 4, first);
     }
     return 0;
 }
 
 TRACEPOINT_PROBE(syscalls, sys_enter_read)
 {
-    return enter_call(READING, args->fd, (u64)args->buf, args->count);
+    u64 owner = current_owner();
+    if (!owner)
+        return 0;
+    introduce(owner);
+    u64 pipe = pipe_of(args->fd);
+    struct thread_t *t = pipe ? state_of_thread(owner) : 0;
+    if (!t)
+        return 0;
+    t->call = READING;
+    t->call_start = bpf_ktime_get_ns();
+    t->call_pipe = pipe;
+    t->call_buffer = (u64)args->buf;
+    t->call_count = args->count;
+    return 0;
 }
 
 static __always_inline void got_part(struct thread_t *t, u32 size)

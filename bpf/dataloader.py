@@ -44,7 +44,6 @@ _FIELDS = {
     "OFF_INODE_INO": "inode.i_ino",
 }
 _TRACEPOINTS = (
-    "syscalls:sys_exit_write",
     "syscalls:sys_enter_write",
     "syscalls:sys_exit_read",
     "syscalls:sys_enter_read",
@@ -214,11 +213,14 @@ class DataLoaderProbe:
 
     def _receive(self, address: int) -> None:
         event = decode_event(ctypes.string_at(address, EVENT.size))
-        if event.kind == Kind.PROCESS:
-            if self._hooks:
-                self._candidates[event.process] = _Candidate(event.time_ns, 0)
-        else:
+        if event.kind == Kind.EXIT:
             self._model.feed(event)
+        elif self._owners is None or event.cgroup_id not in self._owners.ids:
+            return  # told before its cgroup was let go
+        elif event.kind != Kind.PROCESS:
+            self._model.feed(event)
+        elif self._hooks:
+            self._candidates[event.process] = _Candidate(event.time_ns, 0)
 
     def _drop_dead(self, now_ns: int) -> None:
         """The end of a process is an event like others, and can be lost. Pids mean nothing in another namespace."""

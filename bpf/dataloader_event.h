@@ -61,7 +61,7 @@ enum kind_t {
 enum flag_t { IN_WORKER = 1, IN_PIN_THREAD = 2 };
 // Mirrored by RING_FULL and TOO_MANY in dataloader.py: no room in the ring; more than MAX_EVENTS_PER_SECOND of one thread.
 enum drop_t { RING_FULL, TOO_MANY, DROPS };
-enum call_t { NO_CALL, WRITING, READING, WAITING };
+enum call_t { NO_CALL, READING, WAITING };
 
 // A thread: the system call that it is in, the message that it is in the middle of, the task that it has in hand.
 struct thread_t {

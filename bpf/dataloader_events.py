@@ -35,7 +35,8 @@ class Kind(IntEnum):
 class Event(NamedTuple):
     """Something a thread of a managed cgroup did: a whole message written or read, poll entered, a span.
 
-    `time_ns` is its end, `start_ns` its start (CLOCK_MONOTONIC); `pipe` the inode; `task` the number of the task that
+    `time_ns` is its end, `start_ns` its start (CLOCK_MONOTONIC); of a message written, which is told before anybody can
+    read it, both are the start; `pipe` the inode; `task` the number of the task that
     the message is about, or that a worker had in hand when it polled, else NO_TASK; `length` the message's in bytes;
     `head` what follows the task number in the pickle, or the class of loader that a span names.
     """

@@ -9,14 +9,22 @@ from bpf.dataloader_queue import Queue
 from bpf.dataloader_streams import Stream
 from bpf.samples import IterationEvent
 
+PASS_ON_NS = 300_000
+"""The pin-memory thread's time from reading a batch to handing it over."""
+
 
 @dataclass(slots=True)
 class Taken:
-    """A batch that was read and taken, while it is not known yet when `next()` returned."""
+    """A batch that was taken, going by the reads alone: no task has been sent for it yet.
+
+    `time_ns` is when it was read; `over_ns` is when `next()` is known to have returned before, None while it may not
+    have returned yet.
+    """
 
     time_ns: int
     asked_ns: int | None
     depth: int | None
+    over_ns: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +34,10 @@ class Loader:
     `proven` when one of its workers has been seen to wait for tasks as only the DataLoader's do. When it is exhausted,
     batches that were read early may be left to take. `early` are batches taken before its stream is known. `waited_ns`
     is how long the loop has waited for its pin-memory thread since the last batch.
+
+    Between two epochs of persistent workers `resuming` are the index pipes on which the message that starts the next
+    one is still to come: what is sent there belongs to the last one. `left_over` is what was read last of an epoch that
+    was broken off: taken only if a task still comes for it.
     """
 
     queue: Queue = field(default_factory=Queue)
@@ -37,7 +49,9 @@ class Loader:
     first_length: int = 0
     asked_ns: int | None = None
     has_read: bool = False
-    taken: Taken | None = None
+    taken: list[Taken] = field(default_factory=list)
+    resuming: set[int] = field(default_factory=set)
+    left_over: list[Taken] = field(default_factory=list)
     reader_is_main: bool = True
     reader_is_pin: bool = False
     waited_ns: int = 0
@@ -50,6 +64,37 @@ class Loader:
     def is_exhausted(self) -> bool:
         """Whether all workers have been told to end, each because its iterable was at its end."""
         return bool(self.pipes) and self.closed_pipes >= self.pipes
+
+    def was_broken_off(self, now_ns: int) -> bool:
+        """Whether the loop, which now starts over or ends, has left batches of this epoch: else it has read them all.
+
+        A pin-memory thread reads ahead, so only time tells whether the loop has taken what was read: after the last
+        task was sent, the rest of a full epoch takes as many iterations as the queue holds.
+        """
+        if self.queue.unsettled:
+            return False
+        if not self.queue.is_complete():
+            return True
+        if not self.reader_is_pin or self.stream is None:
+            return False
+        return now_ns - self.last_sent_ns < 0.5 * self.stream.usual_gap_ns * len(self.queue.outstanding)
+
+    def has_passed_on(self, now_ns: int) -> bool:
+        """Whether the pin-memory thread has had the time to hand over the batch that is next."""
+        if self.queue.unsettled or self.queue.next_task() not in self.queue.received:
+            return False
+        return now_ns - self.last_event_ns > PASS_ON_NS
+
+    def returned(self, now_ns: int) -> None:
+        """The calls of `next()` that gave what has been taken are over."""
+        for taken in self.taken:
+            taken.over_ns = taken.over_ns or now_ns
+
+    def resumes(self, pipe: int) -> None:
+        """The message that starts an epoch has been sent on a pipe; after the last one nothing more can be late."""
+        self.resuming.discard(pipe)
+        if not self.resuming:
+            self.left_over.clear()
 
 
 @dataclass(slots=True, eq=False)

@@ -88,6 +88,8 @@ class DataLoaderModel:
         for trainer in self._trainers.values():
             for loader in trainer.loaders:
                 loader.queue.unsettle()
+                loader.resuming.clear()
+                loader.left_over.clear()
 
     def process_ended(self, process: int, now_ns: int) -> None:
         """A process has ended, a training process or a worker."""
@@ -137,6 +139,9 @@ class DataLoaderModel:
             loader = self._loader_for(trainer, event)
             loader.pipes.add(event.pipe)
             self._index_pipes[event.pipe] = trainer, loader
+        elif event.pipe in loader.resuming:
+            trainer.sent_late(loader)
+            return
         elif event.task == 0 and loader.queue.has_begun:
             trainer.begin_epoch(loader, event.start_ns)
         trainer.task_sent(loader, event)
@@ -237,8 +242,7 @@ class DataLoaderModel:
         if trainer is None or loader is None or trainer.process != event.process:
             return
         if is_own_object(event.head):
-            if loader.queue.sent:
-                trainer.begin_epoch(loader, event.start_ns)
+            trainer.resumed(loader, event)
         elif not loader.queue.has_ended(event.pipe):
             self._finish(trainer, loader, event.start_ns)
         else:

@@ -20,14 +20,14 @@ from bpf.samples import IterationEvent, StreamCounters
 SETTLE_NS = 20_000_000
 """How long an iteration may wait for the task that its taking sends, by a thread of its own."""
 
-PASS_ON_NS = 300_000
-"""The pin-memory thread's time from reading a batch to handing it over."""
-
 UNPACK_NS = 2_000_000_000
 """How long `next()` may go on after the read, where no span shows its end: unpacking needs the worker's help."""
 
 _SURELY_WAITING_NS = 2_000_000
 """A loop that is in `next()` for so long has found nothing in the queue of its pin-memory thread."""
+
+LEFT_OVER_NS = 100_000_000
+"""After a read for which no task is sent, how long it may yet turn out to throw away the rest of an epoch."""
 
 EXHAUSTED_NS = 1_000_000_000
 """After so long without a message an exhausted loader is counted as taken to its end."""
@@ -70,8 +70,9 @@ class Trainer:
             self._doubt_spans(loader)
         elif queue.is_silent():
             self._take_unread(loader, event.start_ns)
-        elif loader.taken is not None and loader.taken.time_ns <= event.start_ns:
-            self._settle(loader, event.start_ns)
+            self._settle(loader)
+        elif loader.taken and loader.taken[0].time_ns <= event.start_ns:
+            self._confirm(loader, event.start_ns)
 
     def _doubt_spans(self, loader: Loader) -> None:
         """Batches are taken but no spans come any more: the hooks were lost."""
@@ -86,6 +87,9 @@ class Trainer:
         if not loader.proven:
             return
         loader.last_event_ns = event.time_ns
+        if not loader.queue.sent:  # left of an epoch that was broken off
+            loader.asked_ns = None
+            return
         if is_own_object(event.head):
             loader.queue.receive_stop(event.task)
             return
@@ -99,9 +103,9 @@ class Trainer:
             return
         loader.has_read = True
         if loader.queue.takes(event.task):
-            self._settle(loader, None)
+            loader.returned(event.start_ns)
             loader.queue.take(event.task)
-            loader.taken = Taken(event.time_ns, loader.asked_ns, loader.queue.depth)
+            loader.taken.append(Taken(event.time_ns, loader.asked_ns, loader.queue.depth))
             loader.asked_ns, loader.has_read = None, False
 
     def asked(self, loader: Loader, event: Event) -> None:
@@ -110,7 +114,7 @@ class Trainer:
             return
         self._note_in_span(loader, event)
         if not self.sees_spans:
-            self._settle(loader, None)
+            loader.returned(event.start_ns)
             self._link_early(loader)
             queue = loader.queue
             while not queue.unsettled and not queue.unordered and queue.next_task() in queue.received:
@@ -118,10 +122,26 @@ class Trainer:
         if loader.asked_ns is None:
             loader.asked_ns = event.start_ns
 
+    def resumed(self, loader: Loader, event: Event) -> None:
+        """A worker is told to start over, each on a pipe of its own; the first one begins the epoch."""
+        if event.pipe not in loader.resuming and loader.queue.sent:
+            self.begin_epoch(loader, event.start_ns)
+            loader.resuming = set(loader.pipes)
+        loader.resumes(event.pipe)
+
+    def sent_late(self, loader: Loader) -> None:
+        """A task of the last epoch was sent after others were told of the next one, by a thread slower than theirs."""
+        if loader.left_over:
+            self._count_taken(loader, loader.left_over.pop(0))
+
     def begin_epoch(self, loader: Loader, now_ns: int) -> None:
-        """Persistent workers start over; of an epoch that was broken off, what is left is read and thrown away."""
-        if loader.taken is not None and not loader.queue.is_over():
-            loader.taken = None  # read just now, with no task sent for it: that was the throwing away
+        """Persistent workers start over.
+
+        Of an epoch that was broken off, what is left is read and thrown away, perhaps before the workers are seen to
+        be told; so what was read last counts only if a task was sent for it.
+        """
+        if loader.was_broken_off(now_ns):
+            loader.left_over, loader.taken = loader.taken, []
         self._close_epoch(loader, now_ns)
         loader.queue = Queue(loader.stream.capacity, unordered=loader.stream.unordered) if loader.stream else Queue()
         loader.asked_ns, loader.has_read = None, False
@@ -146,7 +166,7 @@ class Trainer:
         loader = self._pinned_loader()
         if loader is None:
             return
-        while self._has_passed_on(loader, event.start_ns) and loader.queue.take_silently():
+        while loader.has_passed_on(event.start_ns) and loader.queue.take_silently():
             self._count_pinned(loader, event.start_ns)
         loader.asked_ns = event.start_ns
 
@@ -162,14 +182,6 @@ class Trainer:
         pinned = [loader for loader in self.loaders if loader.reader_is_pin and loader.proven]
         return max(pinned, key=lambda loader: loader.last_event_ns, default=None)
 
-    @staticmethod
-    def _has_passed_on(loader: Loader, now_ns: int) -> bool:
-        """Whether the pin-memory thread has had the time to hand over the batch that is next."""
-        queue = loader.queue
-        if queue.unsettled or queue.next_task() not in queue.received:
-            return False
-        return now_ns - loader.last_event_ns > PASS_ON_NS
-
     def _count_pinned(self, loader: Loader, time_ns: int) -> None:
         waited_ns, loader.waited_ns = loader.waited_ns if self.sees_waits else None, 0
         self._count_from(loader, time_ns, waited_ns, loader.queue.depth)
@@ -180,7 +192,7 @@ class Trainer:
         """The loop asks for a batch."""
         if not self.sees_spans:
             for loader in self.loaders:
-                self._settle(loader, None)
+                self._settle(loader)
             self.sees_spans = True
         self._sent_since_span = 0
         self._resolve(event.thread)
@@ -209,8 +221,10 @@ class Trainer:
         """Count what no later event can tell more about."""
         for loader in self.loaders:
             if now_ns - loader.last_event_ns > UNPACK_NS:
-                self._settle(loader, None)
+                self._settle(loader)
                 self._link_early(loader)
+            while loader.taken and now_ns - (loader.taken[0].over_ns or now_ns) > LEFT_OVER_NS:
+                self._count_taken(loader, loader.taken.pop(0))
         for thread, span in list(self._ended.items()):
             if now_ns - span.end_ns > (LONG_AGO_NS if span.single else SETTLE_NS):
                 self._resolve(thread)
@@ -326,51 +340,46 @@ class Trainer:
         """A batch was taken without a read of its own, or (unsettled) at a time that only the next task tells."""
         if not loader.proven or not loader.queue.take_silently():
             return
-        wait_ns: int | None = 0
+        asked_ns: int | None = time_ns
         if loader.has_read:
-            wait_ns = None if loader.asked_ns is None else max(0, time_ns - loader.asked_ns)
-            loader.asked_ns, loader.has_read = None, False
+            asked_ns, loader.asked_ns, loader.has_read = loader.asked_ns, None, False
         if loader.reader_is_pin:
             self._count_pinned(loader, time_ns)
-            return
-        if not loader.reader_is_main:
-            wait_ns = None
-        self._count_from(loader, time_ns, wait_ns, loader.queue.depth)
+        else:
+            loader.taken.append(Taken(time_ns, asked_ns, loader.queue.depth, time_ns))
 
-    def _settle(self, loader: Loader, sent_ns: int | None) -> None:
-        """Count the batch that was read, now that the end of `next()` is known or will not be."""
-        taken, loader.taken = loader.taken, None
-        if taken is None:
-            return
+    def _confirm(self, loader: Loader, sent_ns: int) -> None:
+        """Count the batch that a task was sent for: at the end of `next()`, unless that was over before."""
+        taken = loader.taken.pop(0)
+        if taken.over_ns is None:
+            taken.time_ns, taken.depth = sent_ns, loader.queue.depth
+        self._count_taken(loader, taken)
+
+    def _settle(self, loader: Loader) -> None:
+        """Count all that was taken, now that nothing more will be known of it."""
+        for taken in loader.taken:
+            self._count_taken(loader, taken)
+        loader.taken.clear()
+
+    def _count_taken(self, loader: Loader, taken: Taken) -> None:
         wait_ns = None
         if taken.asked_ns is not None and loader.reader_is_main:
-            wait_ns = max(0, (sent_ns or taken.time_ns) - taken.asked_ns)
-        depth = taken.depth if sent_ns is None else loader.queue.depth  # at the end of `next()`
-        self._count_from(loader, sent_ns or taken.time_ns, wait_ns, depth)
+            wait_ns = max(0, taken.time_ns - taken.asked_ns)
+        self._count_from(loader, taken.time_ns, wait_ns, taken.depth)
 
     def _close_epoch(self, loader: Loader, now_ns: int) -> None:
         """Count the last batches, which no read or task has told, unless the epoch was broken off."""
         self.resolve_all()
-        self._settle(loader, None)
+        self._settle(loader)
         self._link_early(loader)
         queue = loader.queue
-        if self.sees_spans or not loader.proven or not queue.is_complete() or self._was_broken_off(loader, now_ns):
+        if self.sees_spans or not loader.proven or queue.unsettled or loader.was_broken_off(now_ns):
             return
         while queue.next_task() is not None and queue.take_silently():
             if loader.reader_is_pin:
                 self._count_pinned(loader, now_ns)
             else:
                 self._count_from(loader, now_ns, 0 if loader.reader_is_main else None, queue.depth)
-
-    def _was_broken_off(self, loader: Loader, now_ns: int) -> bool:
-        """A pin-memory thread reads ahead, so only time tells whether the loop has taken what was read.
-
-        After the last task was sent, the rest of a full epoch takes as many iterations as the queue holds.
-        """
-        stream = loader.stream
-        if not loader.reader_is_pin or stream is None:
-            return False
-        return now_ns - loader.last_sent_ns < 0.5 * stream.usual_gap_ns * len(loader.queue.outstanding)
 
     def _note_in_span(self, loader: Loader, event: Event) -> None:
         span = self._open.get(event.thread)

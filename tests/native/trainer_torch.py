@@ -3,7 +3,8 @@
 `python trainer_torch.py` imports PyTorch once and forks a trainer for each line that it reads, `{"cgroup": …, "out": …,
 "socket": …, "plan": {"workers": 2, …}}`. A trainer joins the cgroup, connects to the socket, says "ready", waits for a
 line, trains, says "done", and stays until the socket is closed. In `out` it leaves one record per batch: [loader,
-epoch, asked ns, got ns, batches ready after it was taken]. Loading is a sleep.
+epoch, asked ns, got ns, ns between these without a CPU]; in `out`.LOADER the times in ns at which batches were ready, 8
+bytes each. Loading is a sleep.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -57,15 +59,20 @@ def sleep_for_sample(index, plan):
     time.sleep(milliseconds / 1000)
 
 
-def ready_batches(iterator):
-    """Batches produced and not taken, by the loader's own queues."""
-    if not hasattr(iterator, "_worker_result_queue"):
-        return None
-    waiting = iterator._worker_result_queue.qsize()
-    waiting += sum(len(entry) == 2 for entry in iterator._task_info.values())
-    if iterator._pin_memory:
-        waiting += iterator._data_queue.qsize()
-    return waiting
+@dataclass
+class Collate:
+    """Makes samples a batch, the last that is done before it is ready, and writes down when that was.
+
+    The loader's own queues do not tell how many batches are ready: what says that a worker is at its end counts there.
+    """
+
+    path: str
+
+    def __call__(self, samples):
+        batch = data.default_collate(samples)
+        with Path(self.path).open("ab", buffering=0) as file:
+            file.write(struct.pack("=q", time.monotonic_ns()))
+        return batch
 
 
 def pretend_to_pin():
@@ -77,8 +84,9 @@ def pretend_to_pin():
     data._utils.pin_memory.pin_memory = lambda batch, device=None: batch
 
 
-def loader_of(plan, batches, workers, *, shuffle):
-    options = {"batch_size": plan.batch, "num_workers": workers, "pin_memory": plan.pinned}
+def loader_of(plan, batches, workers, *, shuffle, ready):
+    options = {"batch_size": plan.batch, "collate_fn": Collate(ready)}
+    options |= {"num_workers": workers, "pin_memory": plan.pinned}
     if workers:
         options |= {"prefetch_factor": plan.prefetch, "persistent_workers": plan.persistent}
         options |= {"in_order": plan.in_order, "multiprocessing_context": plan.start}
@@ -113,6 +121,14 @@ class Iterable(data.IterableDataset):
             yield torch.full((self.plan.values,), float(index))
 
 
+def delayed_ns():
+    """How long this thread has been ready to run and had no CPU; 0 where the kernel does not count it."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    except OSError:
+        return 0
+
+
 class Books:
     """Takes batches and writes down when."""
 
@@ -122,12 +138,12 @@ class Books:
     def epoch(self, name, number, loader):
         iterator = iter(loader)
         while True:
-            asked = time.monotonic_ns()
+            delayed, asked = delayed_ns(), time.monotonic_ns()
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
-            self.records.append((name, number, asked, time.monotonic_ns(), ready_batches(iterator)))
+            self.records.append((name, number, asked, time.monotonic_ns(), delayed_ns() - delayed))
             yield batch
 
 
@@ -136,13 +152,14 @@ def make_model(values):
     return model, torch.optim.SGD(model.parameters(), lr=1e-9)
 
 
-def train(plan):
+def train(plan, out):
     books = Books()
     model, optimizer = make_model(plan.values)
-    training = loader_of(plan, plan.batches, plan.workers, shuffle=plan.shuffle)
+    training = loader_of(plan, plan.batches, plan.workers, shuffle=plan.shuffle, ready=f"{out}.training")
     checking = None
     if plan.validation_batches:
-        checking = loader_of(plan, plan.validation_batches, plan.validation_workers, shuffle=False)
+        batches, workers = plan.validation_batches, plan.validation_workers
+        checking = loader_of(plan, batches, workers, shuffle=False, ready=f"{out}.validation")
     for epoch in range(plan.epochs):
         batches = books.epoch("training", epoch, training)
         for number, batch in enumerate(batches, 1):
@@ -178,11 +195,11 @@ def trainer(cgroup, out, plan, talk):
     with pool_of_strangers(plan):
         records = []
         if plan.in_thread:
-            thread = threading.Thread(target=lambda: records.extend(train(plan)))
+            thread = threading.Thread(target=lambda: records.extend(train(plan, out)))
             thread.start()
             thread.join()
         else:
-            records = train(plan)
+            records = train(plan, out)
     Path(out).write_text(json.dumps(records))
     talk.write("done\n")
     talk.flush()

@@ -1,9 +1,12 @@
 """Trainers under watch: starts them, reads the probe as the agent does, compares with their books."""
 
+import bisect
 import contextlib
 import json
 import select
 import socket
+import statistics
+import struct
 import subprocess
 import sys
 import time
@@ -54,7 +57,13 @@ class Trainer:
             time.sleep(0.02)
 
     def books(self, loader="training"):
+        """For each batch (epoch, asked ns, got ns, ns between these without a CPU)."""
         return [tuple(record[1:]) for record in json.loads(self.out.read_text()) if record[0] == loader]
+
+    def ready(self, loader="training"):
+        """When batches were ready, in ns, in order; of all epochs."""
+        times = Path(f"{self.out}.{loader}").read_bytes()
+        return sorted(time_ns for (time_ns,) in struct.iter_unpack("=q", times))
 
 
 class Watch:
@@ -121,13 +130,30 @@ def train(probe, start, /, **plan):
     return trainer, watch
 
 
-def depth_error(events, books):
-    """Mean absolute difference of the batches that were ready."""
-    differences = [abs(event.depth - book[3]) for event, book in zip(events, books, strict=True)]
+def depth_error(events, ready, taken=0):
+    """Mean absolute difference of the batches that were ready and not taken; `taken` of them before the first event.
+
+    Each at the moment that the probe gives for it: at the end of `next()` another batch may be ready already.
+    """
+    differences = [
+        abs(event.depth - (bisect.bisect(ready, event.time_ns) - number))
+        for number, event in enumerate(events, taken + 1)
+    ]
     return sum(differences) / len(differences)
 
 
+def lateness_ns(events, books):
+    """Median distance of the probe's moments from those at which the loop got its batches."""
+    return statistics.median(abs(event.time_ns - got) for event, (_, _, got, _) in zip(events, books, strict=True))
+
+
 def wait_error(seen, books):
-    """Relative error of the time that the loop waited, and the share of its time that it did."""
+    """Relative error of the time that the loop waited, and the share of its time that it did.
+
+    Of a loop that is ready to run but has no CPU, nothing tells whether it still waits, so less by that, but by a tenth
+    at most, is no error.
+    """
     waited = sum(got - asked for _, asked, got, _ in books)
-    return seen.last.wait_ns / waited - 1, waited / (books[-1][2] - books[0][1])
+    surely = waited - min(sum(delayed for *_, delayed in books), waited // 10)
+    nearest = min(max(seen.last.wait_ns, surely), waited)
+    return (seen.last.wait_ns - nearest) / waited, waited / (books[-1][2] - books[0][1])

@@ -79,7 +79,7 @@ def test_iterations_depth_and_stall(probe, start, name):
         books, seen = trainer.books(), watch.only()
         assert seen.last.iterations == len(books)
         assert seen.last.grade == ("U" if probe._hooks else "S2")
-        depth, (wait, starved) = depth_error(seen.events, books), wait_error(seen, books)
+        depth, (wait, starved) = depth_error(seen.events, trainer.ready()), wait_error(seen, books)
         print(f"{name}: {len(books)} iterations, depth ±{depth:.3f}, stall {wait:+.1%}, starved {starved:.0%}")
         assert starved > STARVED, "this plan is meant to starve"
         if is_last or (depth <= 0.1 and abs(wait) <= 0.1):
