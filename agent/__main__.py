@@ -8,7 +8,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import NoReturn, Protocol, cast
 
 from agent.errors import PrefetchdError, shortened
@@ -59,6 +58,8 @@ class Parser(argparse.ArgumentParser):
 
 def version() -> str:
     """The installed version."""
+    from importlib import metadata  # noqa: PLC0415 - 20 ms, and Ctrl-C before `main` would end in a traceback
+
     try:
         return metadata.version("prefetchd")
     except metadata.PackageNotFoundError:

@@ -58,7 +58,8 @@ def find_place(target: str, *, raw: bool) -> Place:
         device = devices.resolve(target)
         return Place(device, _folder_on(device, devices))
     except DeviceRefused as error:
-        raise CannotEnforceError(str(error)) from None
+        hint = "; name a folder on a local disk" if path.is_dir() else ""
+        raise CannotEnforceError(f"{str(error).rstrip('.')}{hint}.") from None
 
 
 def _folder_on(device: BlockDevice, devices: Devices) -> Path:
