@@ -39,6 +39,11 @@ class DirectoryOrder:
         """Whether enough was seen to judge."""
         return len(self._places) > FEWEST_STEPS
 
+    @property
+    def last(self) -> int | None:
+        """The place of the file that it took last."""
+        return self._places[-1] if self._places else None
+
     def step(self) -> int | None:
         """How many places it goes on from file to file (workers take every n-th), or None where there is no order.
 

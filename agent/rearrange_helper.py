@@ -1,0 +1,280 @@
+"""The process that reads ahead: looks at what jobs have open, asks the kernel for what they read next, tells the agent.
+
+Started by `agent.rearranger` with nothing but the standard library and this package. It moves to a cgroup of the
+agent's own, so that what it reads is charged there and bounded, and serves the jobs that the agent names. The agent
+names them again at least once in `LEASE_SECONDS`; where it stands still, nothing more is read ahead. When the agent's
+end of the socket closes, however the agent died, this process goes back to the cgroup that it came from, removes its
+own, and ends. Files are opened for reading alone and only while a window of theirs is asked for.
+
+Looking must not wait for the disk, so other threads do what may block: `Resolver` finds out where files lie, `Asker`
+asks for windows.
+"""
+# ruff: noqa: PTH106, PTH115, PTH123  # pathlib would cost a megabyte
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from agent import rearrange_files as files
+from agent.rearrange import FileId, Piece, Skip, job_window_bytes
+from agent.rearrange_follow import Follow, Seen
+from agent.rearrange_index import Task, tasks_in
+from agent.rearrange_places import JobPlaces, Resolver
+
+LOOK_SECONDS = 0.03
+TELL_SECONDS = 0.1
+LEASE_SECONDS = 3.0
+BURST_SECONDS = 0.05
+OPEN_FILES = 4096
+
+
+class Target(NamedTuple):
+    """A job to read ahead for: the folder of its cgroup, its disks (maj:min), bytes/s that may be asked for."""
+
+    job: int
+    folder: str
+    devices: frozenset[str]
+    bytes_per_second: float
+
+
+class Order(NamedTuple):
+    """A window to ask for: pieces in physical order, and a path to each of their files."""
+
+    target: Target
+    pieces: tuple[Piece, ...]
+    paths: Mapping[FileId, str]
+
+
+class Asker:
+    """Asks for one window after the other, at no more than the target's rate; one window may wait."""
+
+    def __init__(self) -> None:
+        self._orders: queue.Queue[Order] = queue.Queue(1)
+        self._free_at: dict[int, float] = {}
+        self.ahead_bytes: Counter[int] = Counter()
+        self.skips: Counter[Skip] = Counter()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it takes another window now."""
+        return self._orders.empty()
+
+    def put(self, order: Order) -> None:
+        """Take a window; only while `is_free`."""
+        self._orders.put(order)
+
+    def _run(self) -> None:
+        while True:
+            self._carry_out(self._orders.get())
+
+    def _carry_out(self, order: Order) -> None:
+        descriptors: dict[FileId, int] = {}
+        try:
+            for file, path in order.paths.items():
+                descriptor = self._open(file, path)
+                if descriptor is not None:
+                    descriptors[file] = descriptor
+            for piece in order.pieces:
+                if piece.file in descriptors:
+                    self._ask(order.target, piece, descriptors[piece.file])
+        finally:
+            for descriptor in descriptors.values():
+                os.close(descriptor)
+
+    def _open(self, file: FileId, path: str) -> int | None:
+        """The file, if it is still the one that is meant."""
+        try:
+            descriptor = os.open(path, files.READ_FLAGS)
+        except OSError:
+            self.skips[Skip.VANISHED] += 1
+            return None
+        status = os.fstat(descriptor)
+        if (status.st_dev, status.st_ino) == file:
+            return descriptor
+        os.close(descriptor)
+        self.skips[Skip.VANISHED] += 1
+        return None
+
+    def _ask(self, target: Target, piece: Piece, descriptor: int) -> None:
+        missing = files.missing_bytes(descriptor, piece.offset, piece.length)
+        if not missing:
+            return
+        now = time.monotonic()
+        free_at = max(self._free_at.get(target.job, 0.0), now - BURST_SECONDS)
+        if free_at > now:
+            time.sleep(free_at - now)
+        self._free_at[target.job] = free_at + missing / max(target.bytes_per_second, 1.0)
+        with suppress(OSError):
+            files.ask_for(descriptor, piece.offset, piece.length)
+            self.ahead_bytes[target.job] += missing
+
+
+class Helper:
+    """Serves the agent at the other end of a socket (SOCK_SEQPACKET, JSON)."""
+
+    def __init__(self, agent: socket.socket, budget_bytes: int) -> None:
+        self._agent = agent
+        self._budget_bytes = budget_bytes
+        self._resolver = Resolver()
+        self._asker = Asker()
+        self._pipes = files.PipeReader()
+        self._targets: dict[int, Target] = {}
+        self._follows: dict[int, Follow] = {}
+        self._renewed = 0.0
+        self._told = 0.0
+
+    def run(self) -> None:
+        """Return when the agent is gone."""
+        while self._listen(LOOK_SECONDS if self._targets else 1.0):
+            now = time.monotonic()
+            if now - self._renewed > LEASE_SECONDS:
+                self._targets.clear()
+            for target in self._targets.values():
+                self._serve(target, now)
+            if self._targets and now - self._told >= TELL_SECONDS:
+                self._told = now
+                self._tell()
+
+    def _listen(self, seconds: float) -> bool:
+        """Take in what the agent says; False once it is gone."""
+        readable, _, _ = select.select([self._agent], [], [], seconds)
+        while readable:
+            try:
+                data = self._agent.recv(1 << 20, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            self._obey(json.loads(data))
+        return True
+
+    def _obey(self, message: Mapping[str, Any]) -> None:
+        found = (
+            Target(one["job"], one["folder"], frozenset(one["devices"]), one["bytes_per_second"])
+            for one in message["targets"]
+        )
+        self._targets = {target.job: target for target in found}
+        self._follows = {job: follow for job, follow in self._follows.items() if job in self._targets}
+        self._renewed = time.monotonic()
+
+    def _serve(self, target: Target, now: float) -> None:
+        """Look at one job and, where it has room, ask for its next window."""
+        follow = self._follows.setdefault(target.job, Follow())
+        seen, tasks, too_many = self._look(target)
+        if too_many:
+            follow.skip("job", Skip.TOO_MANY_FILES)
+        places = JobPlaces(self._resolver, follow)
+        places.root = f"/proc/{seen[0].pid}/root" if seen else ""
+        places.devices = target.devices
+        wanted = follow.look(now, seen, tasks, places)
+        if not wanted or not self._asker.is_free:
+            return
+        room = job_window_bytes(len(seen), self._budget_bytes, len(self._targets))
+        window = follow.window(now, wanted, room)
+        if window.pieces:
+            paths = {place.file: place.path for _, _, place in wanted}
+            needed = {piece.file for piece in window.pieces}
+            order = Order(target, window.pieces, {file: path for file, path in paths.items() if file in needed})
+            self._asker.put(order)
+
+    def _look(self, target: Target) -> tuple[list[Seen], dict[int, list[Task]], bool]:
+        """The job's processes that have files or index pipes, and what the pipes hold."""
+        seen: list[Seen] = []
+        tasks: dict[int, list[Task]] = {}
+        too_many = False
+        for pid in files.processes_of(target.folder):
+            looked = files.look_at(pid)
+            too_many = too_many or looked.too_many
+            here = [one for one in looked.files if self._resolver.device_of(one.file[0]) in target.devices]
+            process = Seen(pid, files.command_of(pid), here, {one.descriptor: _name(one.link) for one in here})
+            if process.is_worker:
+                for inode, path in looked.pipes.items():
+                    if inode not in tasks:
+                        tasks[inode] = list(tasks_in(self._pipes.peek(path)))
+            if here or process.is_worker:
+                seen.append(process)
+        return seen, tasks, too_many
+
+    def _tell(self) -> None:
+        skips = Counter(self._asker.skips)
+        for follow in self._follows.values():
+            skips.update(follow.skips)
+        jobs = {
+            job: [self._asker.ahead_bytes[job], follow.used_bytes, follow.unused_bytes, follow.outstanding_bytes]
+            for job, follow in self._follows.items()
+        }
+        with suppress(OSError):
+            self._agent.send(json.dumps({"jobs": jobs, "skips": skips}).encode(), socket.MSG_DONTWAIT)
+
+
+def _name(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+def enter(folder: str) -> str:
+    """Move this process to its cgroup; returns the folder of the one that it came from, "" where it stays."""
+    if not folder:
+        return ""
+    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+        path = next(line.rstrip("\n")[3:] for line in file if line.startswith("0::"))
+    with open(f"{folder}/cgroup.procs", "w", encoding="ascii") as file:
+        file.write("0")
+    return path
+
+
+def leave(folder: str, root: str, path: str) -> None:
+    """Go back, remove the cgroup. Whatever fails, the agent's next start removes it."""
+    if not folder:
+        return
+    for back in (root.rstrip("/") + path, root):
+        with suppress(OSError):
+            with open(f"{back}/cgroup.procs", "w", encoding="ascii") as file:
+                file.write("0")
+            break
+    with suppress(OSError):
+        os.rmdir(folder)
+
+
+def main(arguments: list[str]) -> None:
+    """Run as `rearrange_helper FD SETTINGS`; SETTINGS is JSON: folder, root, budget_bytes."""
+    settings = json.loads(arguments[1])
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    for name, text in (("oom_score_adj", "500"), ("comm", "prefetchd-ahead")):
+        with suppress(OSError), open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    os.chdir("/")
+    agent = socket.socket(fileno=int(arguments[0]))
+    try:
+        came_from = enter(settings["folder"])
+    except (OSError, StopIteration) as error:
+        agent.send(json.dumps({"problem": f"cannot enter {settings['folder']} ({error})"}).encode())
+        return
+    agent.send(json.dumps({"ready": os.getpid()}).encode())
+    try:
+        Helper(agent, settings["budget_bytes"]).run()
+    finally:
+        leave(settings["folder"], settings["root"], came_from)
+        sys.stderr.flush()
+        os._exit(0)  # threads may wait for the disk; nobody waits for them

@@ -1,0 +1,153 @@
+"""Where files lie and what folders hold: found out once, by threads that may wait for the disk, and told at once."""
+
+from __future__ import annotations
+
+import os
+import queue
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import overload
+
+from agent import rearrange_files as files
+from agent.rearrange import FileId, Skip
+from agent.rearrange_follow import Follow, Place
+from cgroup.devices import Devices
+from cgroup.errors import DeviceRefused
+
+RESOLVERS = 4
+MOST_PLACES = 65536
+MOST_LISTED = 200_000
+LISTING_SECONDS = 60.0
+PLACE_SECONDS = 600.0
+
+
+class Resolver:
+    """Finds out who a file is and where it lies, once; and what a folder holds. Answers what is known, at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str | FileId, tuple[float, Place | Skip]] = {}
+        self._listings: dict[tuple[str, bool], tuple[float, Sequence[str]]] = {}
+        self._pending: set[object] = set()
+        self._work: queue.SimpleQueue[tuple[object, Callable[[], None]]] = queue.SimpleQueue()
+        self._devices: dict[int, str] = {}
+        for _ in range(RESOLVERS):
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def place(self, path: str, file: FileId | None) -> Place | Skip | None:
+        """Where a file lies, why it is left out, or None while that is being found out."""
+        key = file or path
+        at, known = self._known.get(key, (0.0, None))
+        if known is None or time.monotonic() - at > PLACE_SECONDS:
+            self._start(key, lambda: self._resolve(key, path, file))
+        return known
+
+    def listing(self, root: str, *, below: bool) -> Sequence[str] | None:
+        """Sorted paths; an old one is given until a new one is there."""
+        at, known = self._listings.get((root, below), (0.0, None))
+        if time.monotonic() - at > LISTING_SECONDS:
+            self._start((root, below), lambda: self._list(root, below=below))
+        return known
+
+    def device_of(self, number: int) -> str:
+        """The whole device of a st_dev; "" where it has none of its own (btrfs, overlay, network)."""
+        if number not in self._devices:
+            try:
+                self._devices[number] = Devices().resolve(f"{os.major(number)}:{os.minor(number)}").device
+            except DeviceRefused:
+                self._devices[number] = ""
+        return self._devices[number]
+
+    def _start(self, key: object, work: Callable[[], None]) -> None:
+        if key not in self._pending:
+            self._pending.add(key)
+            self._work.put((key, work))
+
+    def _run(self) -> None:
+        while True:
+            key, work = self._work.get()
+            try:
+                work()
+            finally:
+                self._pending.discard(key)
+
+    def _resolve(self, key: str | FileId, path: str, file: FileId | None) -> None:
+        found: Place | Skip
+        try:
+            found = _place(path, file)
+        except OSError:
+            found = Skip.VANISHED
+        if len(self._known) >= MOST_PLACES:
+            self._known.clear()
+        self._known[key] = (time.monotonic(), found)
+
+    def _list(self, root: str, *, below: bool) -> None:
+        found = files.files_below(root, MOST_LISTED + 1, below=below)
+        self._listings[root, below] = (time.monotonic(), sorted(found) if len(found) <= MOST_LISTED else ())
+
+
+def _place(path: str, file: FileId | None) -> Place | Skip:
+    """Open, look, close. Raises OSError."""
+    descriptor = os.open(path, files.READ_FLAGS)
+    try:
+        status = os.fstat(descriptor)
+        found = (status.st_dev, status.st_ino)
+        if not stat.S_ISREG(status.st_mode) or (file is not None and file != found):
+            return Skip.VANISHED
+        try:
+            extents, skips = files.extents_of(descriptor, status.st_size)
+        except OSError:
+            return Skip.UNMAPPED
+    finally:
+        os.close(descriptor)
+    return Place(found, status.st_size, extents, path, frozenset(skips))
+
+
+class JobPlaces:
+    """The resolver as one job sees it: paths of its own file system, files on its disks; counts why others are not."""
+
+    def __init__(self, resolver: Resolver, follow: Follow) -> None:
+        self._resolver = resolver
+        self._follow = follow
+        self.root = ""
+        self.devices: frozenset[str] = frozenset()
+
+    def place(self, path: str, file: FileId | None = None) -> Place | None:
+        """See `Places`; a path below /proc is one already."""
+        found = self._resolver.place(path if file is not None else self.root + path, file)
+        if found is None:
+            return None
+        if isinstance(found, Skip):
+            self._follow.skip(file or path, found)
+            return None
+        if self._resolver.device_of(found.file[0]) not in self.devices:
+            self._follow.skip(found.file, Skip.OTHER_DEVICE)
+            return None
+        for why in found.skips:
+            self._follow.skip(found.file, why)
+        return found
+
+    def listing(self, root: str, *, below: bool) -> Sequence[str] | None:
+        """See `Places`."""
+        found = self._resolver.listing(self.root + root, below=below)
+        return None if found is None else _Stripped(found, len(self.root))
+
+
+class _Stripped(Sequence[str]):
+    """Paths without the part that leads into the job's file system; not copied, since a listing can be long."""
+
+    def __init__(self, paths: Sequence[str], cut: int) -> None:
+        self._paths = paths
+        self._cut = cut
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        found = self._paths[at]
+        return found[self._cut :] if isinstance(found, str) else [one[self._cut :] for one in found]

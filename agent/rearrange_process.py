@@ -1,0 +1,218 @@
+"""The agent's side of the helper that reads ahead: its cgroup, its process, the talk with it. Nothing here blocks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.rearrange import memory_budget_bytes
+
+log = logging.getLogger(__name__)
+
+RENEW_SECONDS = 0.5
+END_SECONDS = 2.0
+OWN_BYTES = 32 << 20
+"""What the helper itself needs of its memory limit, beside the pages that it reads ahead."""
+CAP_HEADROOM = 1.25
+"""The cap lies this much above the rate that the helper keeps to: a job that comes to a page whose request waits behind
+a cap would wait with it."""
+
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from agent.rearrange_helper import main; main(sys.argv[2:])"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A job to read ahead for: its cgroup's path, its disks (maj:min) with what may be read from each (bytes/s)."""
+
+    job: int
+    path: str
+    rates: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the helper said last of one job: bytes since it started; `outstanding` is what is not used yet."""
+
+    ahead: int = 0
+    used: int = 0
+    unused: int = 0
+    outstanding: int = 0
+
+
+@dataclass(slots=True)
+class HelperProcess:
+    """At most one helper. `root` is where cgroup v2 is mounted, `cgroup` a path below it that belongs to the agent.
+
+    `problem` says why it cannot run here, or why it ended; `told` what it said by job, `skips` what it left out.
+    """
+
+    root: str
+    cgroup: str
+    memory_bytes: int
+    needs_limits: bool = True
+    problem: str = ""
+    told: dict[int, Told] = field(default_factory=dict)
+    skips: dict[str, int] = field(default_factory=dict)
+    _process: subprocess.Popen[bytes] | None = None
+    _socket: socket.socket | None = None
+    _caps: dict[str, int] = field(default_factory=dict)
+    _sent: str = ""
+    _sent_at: float = 0.0
+
+    @property
+    def folder(self) -> Path:
+        """The helper's cgroup in the file system."""
+        return Path(self.root + self.cgroup)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, 0 where none runs."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else 0
+
+    def start(self) -> bool:
+        """Make the cgroup with its limit and start the helper in it; False, with `problem`, where that cannot be."""
+        if self.pid:
+            return True
+        self._drop()
+        self.problem = self._prepare() or self._spawn()
+        if self.problem:
+            log.warning("cannot read ahead: %s", self.problem)
+            self._remove()
+        return not self.problem
+
+    def _prepare(self) -> str:
+        try:
+            self.folder.mkdir(exist_ok=True)
+            limits = {"memory.max": str(self.memory_bytes + OWN_BYTES), "memory.swap.max": "0"}
+            for name, text in limits.items():
+                file = self.folder / name
+                if file.exists():
+                    file.write_text(text)
+            missing = [name for name in ("memory.max", "io.max") if not (self.folder / name).exists()]
+        except OSError as error:
+            return f"the cgroup {self.cgroup} cannot be made ({error}); see rearrange.cgroup"
+        if missing and self.needs_limits:
+            return (
+                f"the cgroup {self.cgroup} has no {' and no '.join(missing)}: enable `memory` and `io` in "
+                "cgroup.subtree_control above it, or name another in rearrange.cgroup"
+            )
+        return ""
+
+    def _spawn(self) -> str:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        settings = {
+            "folder": str(self.folder),
+            "root": self.root,
+            "budget_bytes": memory_budget_bytes(self.memory_bytes),
+        }
+        source = str(Path(__file__).resolve().parent.parent)
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, source, str(theirs.fileno()), json.dumps(settings)]
+        try:
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            ours.close()
+            return f"the helper cannot be started ({error})"
+        finally:
+            theirs.close()
+        ours.settimeout(0.0)
+        self._socket = ours
+        self._sent, self._caps = "", {}
+        self.told, self.skips = {}, {}
+        return ""
+
+    def serve(self, targets: Iterable[Target], now: float) -> bool:
+        """Name the jobs to read ahead for, again and again; False once the helper is gone."""
+        self.listen()
+        if not self.pid or self._socket is None:
+            return False
+        chosen = tuple(targets)
+        self._cap(chosen)
+        message = json.dumps({"targets": [self._target(one) for one in chosen]})
+        if message != self._sent or now - self._sent_at >= RENEW_SECONDS:
+            with suppress(OSError):
+                self._socket.send(message.encode())
+                self._sent, self._sent_at = message, now
+        return True
+
+    def _target(self, one: Target) -> dict[str, Any]:
+        rate = round(min(one.rates.values(), default=0.0), -5)  # small changes are not worth a message
+        folder = self.root + one.path
+        return {"job": one.job, "folder": folder, "devices": sorted(one.rates), "bytes_per_second": rate}
+
+    def _cap(self, targets: Iterable[Target]) -> None:
+        """Bound the cgroup where its rate changed by a tenth; what is served no more is not read from either."""
+        wanted: dict[str, float] = {}
+        for one in targets:
+            for device, rate in one.rates.items():
+                wanted[device] = wanted.get(device, 0.0) + CAP_HEADROOM * rate
+        for device, rate in wanted.items():
+            before = self._caps.get(device)
+            if before is None or abs(rate - before) > 0.1 * before:
+                with suppress(OSError):
+                    (self.folder / "io.max").write_text(f"{device} rbps={max(1 << 20, round(rate))}")
+                    self._caps[device] = round(rate)
+
+    def listen(self) -> None:
+        """Take in what it said."""
+        while self._socket is not None:
+            try:
+                data = self._socket.recv(1 << 20)
+            except BlockingIOError:
+                return
+            except OSError:
+                return
+            if not data:
+                return
+            self._hear(json.loads(data))
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        if "problem" in message:
+            self.problem = str(message["problem"])
+            log.warning("cannot read ahead: %s", self.problem)
+        for job, counts in message.get("jobs", {}).items():
+            self.told[int(job)] = Told(*counts)
+        self.skips = message.get("skips", self.skips)
+
+    def close(self) -> None:
+        """End it and remove its cgroup; it ends by itself once its socket closes."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+        self._drop()
+        self._remove()
+
+    def _drop(self) -> None:
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+            self._process = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _remove(self) -> None:
+        """Remove the cgroup; the kernel frees it a moment after the last process has gone."""
+        deadline = time.monotonic() + END_SECONDS
+        while self.folder.is_dir() and time.monotonic() < deadline:
+            try:
+                self.folder.rmdir()
+            except FileNotFoundError:
+                return
+            except OSError:
+                time.sleep(0.02)
