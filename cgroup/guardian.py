@@ -19,7 +19,7 @@ from cgroup.tree import CGROUP_ROOT, join
 
 _log = logging.getLogger(__name__)
 
-_START_SECONDS = 5.0
+_START_SECONDS = 30.0  # a second or less, but the host's CPUs may have more to do
 _RESTORE_SECONDS = 2.0
 _AGAIN_SECONDS = 1.0  # between two starts of a guardian that keeps dying
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from cgroup.guard import main; main(sys.argv[2:])"
@@ -76,6 +76,7 @@ class Guardian:
         self._heard_at = 0.0
         self._unanswered_since: float | None = None
         self._tried_at = 0.0
+        self._spawned_at = 0.0
         self._starts = 0
         self._restores = 0
         self._taken = 0
@@ -86,6 +87,14 @@ class Guardian:
 
     def start(self) -> None:
         """Start it and wait until it is ready. Raises GuardianError with the reason."""
+        self._spawn()
+        while not self._resident_kilobytes:
+            if trouble := self._trouble():
+                self._drop()
+                raise GuardianError(f"the guardian {trouble}; its messages are in the log.")
+            self._listen(0.05)
+
+    def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
         arguments = [_root(), str(theirs.fileno()), json.dumps(self._settings)]
         # -I -S: no site-packages, no user site, no environment: nothing but the standard library and this package.
@@ -103,17 +112,9 @@ class Guardian:
         self._unread = b""
         self._restoring = False
         self._unanswered_since = None
-        self._starts += 1
-        self._await_ready()
-
-    def _await_ready(self) -> None:
-        deadline = time.monotonic() + _START_SECONDS
         self._resident_kilobytes = 0
-        while not self._resident_kilobytes:
-            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
-                self._drop()
-                raise GuardianError("the guardian ended or hung before it was ready; its messages are in the log.")
-            self._listen(0.05)
+        self._spawned_at = time.monotonic()
+        self._starts += 1
 
     def beat(self) -> None:
         """Tell that the agent lives; never blocks, never raises."""
@@ -135,15 +136,19 @@ class Guardian:
         return new
 
     def check(self) -> GuardianStatus:
-        """Look after it: one that is dead or does not answer is replaced, and that is logged."""
+        """Look after it: one that is dead or does not answer is replaced, and that is logged.
+
+        Does not wait for the new one: it restores even where the agent dies before it is ready.
+        """
         self._listen(0.0)
         trouble = self._trouble()
         if trouble and time.monotonic() - self._tried_at >= _AGAIN_SECONDS:
             self._tried_at = time.monotonic()
-            _log.warning("the guardian %s; starting another", trouble)
+            self._note = f"the guardian {trouble}"
+            _log.warning("%s; starting another", self._note)
             self._drop()
             try:
-                self.start()
+                self._spawn()
             except GuardianError as error:
                 self._note = str(error)
                 _log.error("%s", error)
@@ -165,6 +170,9 @@ class Guardian:
         code = self._process.poll()
         if code is not None:
             return f"(pid {self._process.pid}) died with {code}"
+        if not self._resident_kilobytes:
+            late = time.monotonic() - self._spawned_at > _START_SECONDS
+            return f"(pid {self._process.pid}) was not ready after {_START_SECONDS:.0f} s" if late else ""
         waiting = time.monotonic() - self._unanswered_since if self._unanswered_since is not None else 0.0
         # Twice the limit: where the agent itself was late, the guardian is not to blame.
         return f"(pid {self._process.pid}) does not answer" if waiting > 2 * self._limit_seconds else ""

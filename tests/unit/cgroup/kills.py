@@ -78,7 +78,7 @@ def kill_once(agent, variant, is_prior, restore):
     if variant == "agent while the guardian is new":
         old = agent.guardians()
         agent.kill_guardian()
-        if wait_until(lambda: set(agent.guardians()) - set(old), 5.0) is None:
+        if wait_until(lambda: set(agent.guardians()) - set(old), 60.0) is None:
             raise RuntimeError("the agent started no other guardian")
         agent.kill()
     elif variant == "both":
