@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agent.errors import UsageError
@@ -63,18 +64,17 @@ class Bench:
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _guest: Guest | None = None
     _booted: Any = None
+    _walls: list[float] = field(default_factory=list)
 
     def run(self) -> list[Cell]:
         """Make every missing run; return those that were spoiled twice."""
         left = results.missing(self.document, self.cells)
         disks = machines({cell.subject.name: cell.subject for cell in self.cells}.values())
-        began, spent = time.monotonic(), 0.0
         self._say(f"{len(left)} runs to make, {len(self.cells) - len(left)} there; about {_minutes(_guess(left))}")
         with self._stack:
             for place, cell in enumerate(left, 1):
                 told = self._made(cell, disks[cell.subject.name])
-                spent = time.monotonic() - began
-                rest = spent / place * (len(left) - place)
+                rest = fmean(self._walls) * (len(left) - place) if self._walls else _guess(left[place:])
                 self._say(f"[{place}/{len(left)}] {' '.join(map(str, cell.key))}: {told}; {_minutes(rest)} left")
         return self.failed
 
@@ -89,7 +89,8 @@ class Bench:
                 self._note(cell, attempt, str(error))
                 continue
             about = {"attempt": attempt, "revision": self.revision, "host_load": round(os.getloadavg()[0], 2)}
-            about["wall_seconds"] = round(time.monotonic() - began, 1)
+            self._walls.append(time.monotonic() - began)
+            about["wall_seconds"] = round(self._walls[-1], 1)
             record = results.run_record(cell, summary, **about)
             self.document["runs"].append(record)
             results.save(self.document, self.path)
@@ -125,7 +126,7 @@ class Bench:
         note = {"scenario": scenario, "policy": policy, "seed": seed, "attempt": attempt, "why": why}
         self.document["spoiled"].append(note)
         results.save(self.document, self.path)
-        self._say(f"{scenario} {policy} {seed}: spoiled ({why.splitlines()[0] if why else 'no reason'})")
+        self._say(f"{scenario} {policy} {seed}: spoiled: {why.splitlines()[-1] if why else 'no reason'}")
 
     def _say(self, text: str) -> None:
         print(f"bench: {text}", file=sys.stderr, flush=True)
