@@ -1,32 +1,30 @@
-"""The container image: its commands on a fresh node, and (nightly) its root file system built without an engine."""
+"""The container image: its commands, its program installed by its own steps and (nightly) its whole root file system.
+
+Both live through start, health check and end with the mounts of the chart, on this machine and in the lab's guest.
+"""
 
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
-from tests.unit.packaging.support import PACKAGING
+from tests.lab import Lab, LabUnavailable, Ssd
+from tests.unit.packaging.nodes import make_fresh_node
+from tests.unit.packaging.support import PACKAGING, SOURCE
 
 FOLDER = PACKAGING / "container"
 HEALTH_CHECK = FOLDER / "healthcheck.py"
 
-# The mounts of the chart: a root that cannot be written, the host's /sys and /dev, state and scratch folders.
-_AS_IN_A_POD = """
-set -e
-mount --bind "$ROOT" "$ROOT"
-mount -o remount,ro,bind "$ROOT"
-mount --rbind /sys "$ROOT/sys"
-mount --rbind -o ro /dev "$ROOT/dev"
-mount -t proc proc "$ROOT/proc"
-mount -t tmpfs tmpfs "$ROOT/run"
-mount -t tmpfs tmpfs "$ROOT/tmp"
-exec chroot "$ROOT" /usr/bin/env -i PATH=/usr/sbin:/usr/bin "$@"
-"""
+LIFE = Path(__file__).with_name("pod_life.sh")
+STAND_IN = "#!/bin/sh\necho apt-get $* >>/tmp/shared/apt.log\n"
 
 
 def instruction(name):
@@ -131,28 +129,105 @@ def test_the_image_starts_the_agent_as_the_unit_does():
     assert instruction("HEALTHCHECK")[-1] == "/opt/prefetchd/share/healthcheck.py"
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(1200)
-def test_root_file_system_without_an_engine(release, tmp_path):
-    root = tmp_path / "root"
-    built = subprocess.run(
-        [FOLDER / "rootfs.sh", "--archive", release, root], check=False, capture_output=True, text=True, timeout=1100
-    )
+@pytest.fixture(scope="module")
+def program_layer(release, tmp_path_factory):
+    """What the image adds to its Debian packages, made by the image's own steps on a copy of this machine.
+
+    This machine has the packages already, so apt-get only notes what it was asked for.
+    """
+    node = make_fresh_node(tmp_path_factory.mktemp("image"))
+    setup, programs = node.base / "shared" / "setup", node.base / "shared" / "bin"
+    (setup / "release").mkdir(parents=True)
+    subprocess.run(["tar", "xf", release, "-C", setup / "release", "--strip-components", "1"], check=True)
+    programs.mkdir()
+    (programs / "apt-get").write_text(STAND_IN)
+    (programs / "apt-get").chmod(0o755)
+    steps = "for step in program tidy; do sh /tmp/shared/setup/release/container/image.sh $step; done"
+    node.run(f"cp -r /tmp/shared/setup /setup; set -e; PATH=/tmp/shared/bin:$PATH; {steps}; test ! -e /setup")
+    assert "apt-get install" in (node.base / "shared" / "apt.log").read_text()
+    layer = node.base / "layer"
+    for folder in re.findall(r"^COPY --from=program (\S+) \1$", (FOLDER / "Containerfile").read_text(), re.MULTILINE):
+        (layer / folder[1:]).parent.mkdir(parents=True, exist_ok=True)
+        (node.upper / folder[1:]).rename(layer / folder[1:])
+    yield layer
+    shutil.rmtree(node.upper)
+    shutil.rmtree(layer)
+
+
+@pytest.fixture(scope="module")
+def image_root(release, tmp_path_factory):
+    """The image's whole root file system, from Debian's packages, without a container engine."""
+    root = tmp_path_factory.mktemp("image") / "root"
+    command = [FOLDER / "rootfs.sh", "--archive", release, root]
+    built = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1100)
     assert built.returncode == 0, built.stdout + built.stderr
-    assert not (root / "setup").exists()
-    assert list((root / "usr/src").glob("linux-headers-*-common"))
-    assert re.search(
-        r"^python3-bpfcc \S+$", (root / "opt/prefetchd/share/debian-packages.txt").read_text(), re.MULTILINE
-    )
-    doctor = in_pod(root, *instruction("ENTRYPOINT"), "doctor")
-    assert doctor.returncode in (0, 1, 3), doctor.stderr
-    assert "headers" not in doctor.stdout
-    ran = in_pod(root, *instruction("ENTRYPOINT"), *instruction("CMD"), "--duration", "3", "--listen", "127.0.0.1:0")
-    assert ran.returncode == 0, ran.stderr
-    assert "answering on" in ran.stderr
+    yield root
+    shutil.rmtree(root)
 
 
-def in_pod(root, *command):
-    environment = {**os.environ, "ROOT": str(root)}
-    inside = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _AS_IN_A_POD, "sh", *command]
-    return run(*inside, env=environment)
+def life(seconds, **folders):
+    """The command that lives through the image's life, and its environment."""
+    words = {name: " ".join(instruction(name)) for name in ("ENTRYPOINT", "CMD", "HEALTHCHECK")}
+    environment = {**folders, "HIDDEN": SOURCE, "SECONDS_TO_RUN": seconds, **words}
+    command = ["unshare", "--mount", "--net", "--propagation", "private", str(LIFE)]
+    return command, {name: str(value) for name, value in environment.items()}
+
+
+def live_here(tmp_path, **folders):
+    (tmp_path / "pod").mkdir()
+    command, environment = life(4, POINT=tmp_path / "pod", **folders)
+    done = run(*command, env={"PATH": os.environ["PATH"], **environment})
+    return done.stdout + done.stderr
+
+
+def live_in_the_guest(**folders):
+    """The same in the lab's guest, which sees this machine's files read-only below /run/lab-root."""
+    command, environment = life(20, POINT="/run/pod", **{key: f"/run/lab-root{path}" for key, path in folders.items()})
+    lab = Lab(devices=(Ssd(),), boot_timeout=300, timeout=900)
+    try:
+        with lab.boot() as guest:
+            done = guest.run(["sh", "-c", f"mkdir /run/pod; exec {shlex.join(command)}"], env=environment)
+            return done.output.read_text()
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+
+
+def assert_lived(log):
+    told = dict(re.findall(r"^(doctor|health check|run|restore): (\d)$", log, re.MULTILINE))
+    assert told == {"doctor": "0", "health check": "0", "run": "0", "restore": "0"}, log
+    assert "the root can be written" not in log
+    assert "headers" not in log
+    assert set(re.findall(r"probe (\w+): (?:attached|degraded)", log)) >= {"block", "page_cache", "dataloader"}, log
+
+
+def test_the_program_of_the_image_lives_here(program_layer, tmp_path):
+    assert_lived(live_here(tmp_path, ROOT="/", LAYER=program_layer))
+    assert not list(program_layer.glob("opt/prefetchd/lib/python3*/site-packages/pip"))
+    assert (program_layer / "opt/prefetchd/share/debian-packages.txt").read_text().startswith("adduser ")
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(1500)
+def test_the_program_of_the_image_lives_in_the_guest(program_layer):
+    log = live_in_the_guest(ROOT="/", LAYER=program_layer)
+    assert_lived(log)
+    assert re.search(r"probe block: attached (fentry|kprobe)", log), log
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+def test_root_file_system_without_an_engine(image_root, tmp_path):
+    assert not (image_root / "setup").exists()
+    assert list((image_root / "usr/src").glob("linux-headers-*-common"))
+    packages = (image_root / "opt/prefetchd/share/debian-packages.txt").read_text()
+    assert re.search(r"^python3-bpfcc \S+$", packages, re.MULTILINE)
+    assert_lived(live_here(tmp_path, ROOT=image_root))
+
+
+@pytest.mark.nightly
+@pytest.mark.lab
+@pytest.mark.timeout(2000)
+def test_root_file_system_without_an_engine_in_the_guest(image_root):
+    log = live_in_the_guest(ROOT=image_root)
+    assert_lived(log)
+    assert re.search(r"probe block: attached (fentry|kprobe)", log), log
