@@ -150,7 +150,8 @@ def _job_line(told: JobStory) -> str:
     for phase in told.phases.values():
         starved.update(phase.starved)
     causes = ", ".join(f"{count} by {cause.replace('_', ' ')}" for cause, count in starved.most_common() if count)
-    return f"{told.iterations:,} iterations; starved {sum(starved.values())} times{f' ({causes})' if causes else ''}"
+    often = {0: "never starved", 1: "starved once"}.get(total := sum(starved.values()), f"starved {total:,} times")
+    return f"{told.iterations:,} iterations; {often}{f' ({causes})' if causes else ''}"
 
 
 def _section(anchor: str, title: str, text: str, figures: Sequence[Figure]) -> str:

@@ -136,10 +136,10 @@ def time_plot(plot: TimePlot, width: int) -> str:
     for tick in ticks(top):
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + inner}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{number(tick)}</text>')
-    parts += [_level(value, text, y, inner) for value, text in plot.levels]
     parts.append('<g class="clip"><g class="data">')
     parts += [_series(series, plot, inner, y, base) for series in plot.series]
     parts.append("</g></g>")
+    parts += [_level(value, text, y, inner) for value, text in plot.levels]
     parts.append(_time_axis(plot.seconds, inner, base, plot.height))
     parts.append(_y_title(plot.unit, base))
     return _svg(plot, "time", width, plot.seconds, parts)
@@ -223,7 +223,9 @@ def _bands(bands: Sequence[Band], seconds: float, inner: float, base: float) -> 
 def _level(value: float, text: str, y: Callable[[float], float], inner: float) -> str:
     right, height = LEFT + inner, y(value)
     line = f'<line class="level" x1="{LEFT}" x2="{right}" y1="{height:.1f}" y2="{height:.1f}"/>'
-    return line + f'<text class="tick" x="{right - 2}" y="{height - 3:.1f}" text-anchor="end">{escape(text)}</text>'
+    return (
+        line + f'<text class="tick over" x="{right - 2}" y="{height - 3:.1f}" text-anchor="end">{escape(text)}</text>'
+    )
 
 
 def _series(series: Series, plot: TimePlot, inner: float, y: Callable[[float], float], base: float) -> str:

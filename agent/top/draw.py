@@ -176,7 +176,7 @@ def _neighbours(neighbours: Sequence[Row]) -> list[Text]:
         moved = sum(one["read_bytes_per_second"].values()) + sum(one["write_bytes_per_second"].values())
         caps = [cap for cap in one["quota_bytes_per_second"].values() if cap is not None]
         told.append(f"{one['name']} {rate(moved)}" + (f" (cap {rate(min(caps))})" if caps else ""))
-    return [Text(f"best effort: {', '.join(told)}", "dim")] if told else []
+    return [Text(f"best effort: {', '.join(told)}")] if told else []
 
 
 def _widths(canvas: Canvas) -> tuple[int, int]:

@@ -1,33 +1,17 @@
 """The page in a real browser, at the width of a phone and of a desktop: marks, labels, no overflow, zoom, tooltips."""
 
-import io
 import json
 import os
 import re
-import shutil
-import subprocess
-import tempfile
 from html import unescape
-from itertools import islice
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from rich.terminal_theme import MONOKAI
 
-from agent.config import Config
-from agent.recording import Recorder, read
+from agent.recording import read
 from agent.report.gather import gather
 from agent.report.page import render
-from agent.snapshot import snapshot
-from agent.top.canvas import Canvas
-from agent.top.draw import draw
-from agent.top.trace import Trace
-from agent.top.view import View
-from tests.unit.agent.made_reports import story
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PHONE, DESKTOP = 360, 1280
+from tests.screens import BROWSER, DESKTOP, FRAME, PHONE, chromium, made_recording, picture, screens
 
 MEASURE = """
 <script>
@@ -74,38 +58,21 @@ result.hidden = document.getElementById("reset").hidden;
 parent.postMessage(JSON.stringify(result), "*");
 </script>
 """
-FRAME = """<!DOCTYPE html><body style="margin:0"><pre id="result"></pre><script>
-addEventListener("message", (event) => { document.getElementById("result").textContent = event.data; });
-</script><iframe src="page.html" style="border:0;width:{width}px;height:900px"></iframe></body>"""
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    path = tmp_path_factory.mktemp("browser") / "node.rec"
-    recorder = Recorder(path, Config(), software="1.2.3")
-    for report, samples in story(40.0):
-        recorder.add(report, samples)
-    recorder.close()
+    path = made_recording(tmp_path_factory.mktemp("browser") / "node.rec")
     return render(gather(read(path)), "a-recording-with-a-rather-long-name-of-a-node.rec")
 
 
-def chromium(*arguments, drawn):
-    """Run the browser; `drawn(process)` says whether it did what was asked."""
+@pytest.fixture(scope="module", autouse=True)
+def browser():
     if BROWSER is None:
         reason = "no Chromium is installed: apt-get install chromium"
         if os.environ.get("CI", "").lower() == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-             "--disable-extensions", "--disable-background-networking", "--virtual-time-budget=8000",
-             "--run-all-compositor-stages-before-draw"]  # fmt: skip
-    for _ in range(3):  # on a busy machine a browser may give up before it has drawn
-        with tempfile.TemporaryDirectory() as profile:
-            done = subprocess.run([BROWSER, *flags, f"--user-data-dir={profile}", *arguments], capture_output=True,
-                                  text=True, check=False, timeout=120)  # fmt: skip
-        if done.returncode == 0 and drawn(done):
-            return done
-    raise AssertionError(f"the browser draws nothing: {done.stderr[-2000:]}")
 
 
 @pytest.fixture(scope="module", params=[PHONE, DESKTOP], ids=["phone", "desktop"])
@@ -164,13 +131,6 @@ def test_dragging_zooms_every_plot_and_escape_goes_back(measured):
     assert result["hidden"]
 
 
-def picture(source, target, size):
-    """A screenshot of a file."""
-    chromium(f"--screenshot={target}", f"--window-size={size}", source.resolve().as_uri(),
-             drawn=lambda _: target.exists() and target.stat().st_size > 10_000)  # fmt: skip
-    return target.read_bytes()
-
-
 def test_pictures_are_there_without_scripts(page, tmp_path):
     """Without a script the same pixels are drawn: a page whose scripts are gone looks the same."""
     (tmp_path / "with.html").write_text(page)
@@ -191,25 +151,9 @@ def test_it_can_be_printed(page, tmp_path):
     assert 2 <= pages <= 20
 
 
-def top_as_html():
-    """The live view in the middle of the story, as a page."""
-    trace, shown = Trace(), {}
-    for report, _ in islice(story(120.0), 728):
-        shown = json.loads(json.dumps(snapshot(report)))
-        trace.add(shown)
-    console = Console(record=True, width=80, height=14, force_terminal=True, file=io.StringIO())
-    for line in draw(shown, View(), trace, Canvas(80, 14)).lines:
-        console.print(line)
-    return console.export_html(inline_styles=True, theme=MONOKAI)
-
-
-def test_screenshots_are_kept_where_asked(page, tmp_path):
-    """PREFETCHD_SCREENSHOTS=DIR keeps pictures of the page at both widths and of `top`, for people to look at."""
-    folder = Path(os.environ.get("PREFETCHD_SCREENSHOTS") or tmp_path)
-    folder.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "top.html").write_text(top_as_html())
-    assert len(picture(tmp_path / "top.html", folder.resolve() / "top.png", "800,300")) > 10_000
-    (tmp_path / "page.html").write_text(page)
-    (tmp_path / "frame.html").write_text(FRAME.replace("{width}", str(PHONE)).replace("900px", "2400px"))
-    for name, source, size in (("desktop", "page.html", "1280,1500"), ("phone", "frame.html", "360,1500")):
-        assert len(picture(tmp_path / source, folder.resolve() / f"report-{name}.png", size)) > 50_000
+def test_screens_are_made_from_a_recording(tmp_path):
+    """PREFETCHD_SCREENSHOTS=DIR keeps the pictures of the page at both widths and of `top`, for people to look at."""
+    made = screens(Path(os.environ.get("PREFETCHD_SCREENSHOTS") or tmp_path))
+    assert [path.name for path in made] == ["top.png", "report-desktop.png", "report-phone.png"]
+    for path in made:
+        assert len(path.read_bytes()) > 10_000
