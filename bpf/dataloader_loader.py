@@ -63,7 +63,7 @@ class Loader:
     @property
     def is_exhausted(self) -> bool:
         """Whether all workers have been told to end, each because its iterable was at its end."""
-        return bool(self.pipes) and self.closed_pipes >= self.pipes
+        return bool(self.pipes) and self.closed_pipes >= self.pipes and not self.queue.is_starting
 
     def was_broken_off(self, now_ns: int) -> bool:
         """Whether the loop, which now starts over or ends, has left batches of this epoch: else it has read them all.

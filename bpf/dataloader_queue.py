@@ -22,12 +22,14 @@ _MAX_OUTSTANDING = 8192
 class Queue:
     """Counts and sets of task numbers; `workers` is how many index pipes are known.
 
+    `from_start` where the beginning of the epoch was seen, so that task 0 is still to come if others come first.
     A queue that was first seen in the middle of an epoch, or of which events were lost, is `unsettled`: its depth is
     unknown, and each further task counts as a batch taken, until the distance between the task sent and the batch
     just taken shows where the loop stands.
     """
 
-    def __init__(self, capacity: int | None = None, *, unordered: bool = False) -> None:
+    def __init__(self, capacity: int | None = None, *, unordered: bool = False, from_start: bool = False) -> None:
+        self._from_start = from_start
         self.known_capacity = capacity
         self.unordered = unordered
         self.sent = 0
@@ -77,7 +79,12 @@ class Queue:
     @property
     def starts_late(self) -> bool:
         """Whether the first tasks of this epoch were not seen."""
-        return bool(self._first_seen)
+        return bool(self._first_seen) and not self._from_start
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether task 0 may yet be seen, sent by a slower thread than the first one seen, and no batch has come."""
+        return self.starts_late and not self.received_count
 
     def expects(self, task: int) -> bool:
         """Whether a task on a pipe not seen before may belong here.
@@ -87,7 +94,7 @@ class Queue:
         if not self.sent:
             return False
         if task < (self._first_seen or 0):
-            return self.received_count == 0
+            return self._from_start or self.received_count == 0
         return task in self._missing or self.top < task <= self.top + _REORDERING
 
     def send(self, task: int, pipe: int, workers: int) -> bool:
@@ -152,7 +159,7 @@ class Queue:
 
     def receive(self, task: int, *, waited: bool) -> None:
         """The loop, or its pin-memory thread, has read a result; `waited` where it was for this one."""
-        if self.received_count == 0 and self._first_seen:  # task 0 was sent before anybody looked
+        if self.received_count == 0 and self.starts_late:  # task 0 was sent before anybody looked
             self.unsettle(self._first_seen)
         self.received_count += 1
         if task in self.outstanding:

@@ -143,7 +143,8 @@ class Trainer:
         if loader.was_broken_off(now_ns):
             loader.left_over, loader.taken = loader.taken, []
         self._close_epoch(loader, now_ns)
-        loader.queue = Queue(loader.stream.capacity, unordered=loader.stream.unordered) if loader.stream else Queue()
+        capacity, unordered = (loader.stream.capacity, loader.stream.unordered) if loader.stream else (None, False)
+        loader.queue = Queue(capacity, unordered=unordered, from_start=True)
         loader.asked_ns, loader.has_read = None, False
         if loader.stream is not None:
             loader.stream.epoch += 1

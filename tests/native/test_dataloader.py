@@ -223,6 +223,19 @@ def test_nothing_is_traced_while_nobody_is_managed(probe, start):
     assert not any(target.startswith("tracepoint:") for target in probe._program.attached)
 
 
+def test_what_was_told_of_a_cgroup_let_go_is_dropped(probe, start):
+    """It may lie in the ring still, and would make a stream that nobody manages."""
+    gone, managed = start(batches=200), start(batches=1)
+    probe.manage([gone.cgroup_id])
+    gone.say()
+    time.sleep(1.0)
+    probe.manage([managed.cgroup_id])
+    watch = Watch(probe)
+    watch.run(managed)
+    assert {seen.last.cgroup_id for seen in watch.seen.values()} == {managed.cgroup_id}
+    assert watch.only().last.iterations == 1
+
+
 def test_lost_events_are_counted_and_survived(loader, start, probe):
     """A ring for 50 events in a loop that makes more between two reads."""
     small = DataLoaderProbe(loader, hooks=False, limits=Limits(ring_pages=1))

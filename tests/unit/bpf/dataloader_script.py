@@ -8,9 +8,11 @@ import itertools
 from dataclasses import dataclass, field
 
 from bpf.dataloader_events import IN_PIN_THREAD, IN_WORKER, NO_TASK, Event, Kind
+from bpf.dataloader_model import DataLoaderModel
 
 US = 1_000
 MS = 1_000_000
+READ_NS = 100 * MS
 STOP = b"\x8c\x1etorch.utils.data._utils"
 TENSOR = b"\x8c!torch.multiprocessing.re"
 SHUFFLED = b"]\x94(K\x37K\x05K\x81K\x10"
@@ -102,9 +104,17 @@ class Loader:
         self.result_pipe = next(script.pipes)
         self.index_pipes = [next(script.pipes) for _ in range(self.workers)]
         self.pids = [next(script.pids) for _ in range(self.workers)]
+        self.told = dict.fromkeys(self.index_pipes, 0)
         for pipe, pid in zip(self.index_pipes, self.pids, strict=True):
             script.tell(Kind.POLL, script.now, pipe=pipe, process=pid)
         self.alive = True
+
+    def _tell_worker(self, kind, pipe, task=NO_TASK, **event):
+        """Write to an index pipe when the thread that sends there gets to run; each keeps its own order."""
+        self.told[pipe] = max(self.told[pipe] + 10 * US, self.script.now + self.lag(task))
+        thread = self.script.process + 10 + self.index_pipes.index(pipe)
+        self.script.tell(kind, self.told[pipe], pipe=pipe, thread=thread, task=task, **event)
+        return self.told[pipe]
 
     def iterate(self, batches, *, take=None):
         """One epoch of `batches`, of which the loop takes `take`; yields each Batch, and lets the caller compute."""
@@ -112,7 +122,8 @@ class Loader:
         resumed = self.alive
         if not resumed:
             self._start()
-        leftover = sorted(self.arrivals) if resumed else []
+        leftover = sorted(self.arrivals) if resumed and not script.pinned else []
+        busy = self.free if resumed else []
         self.free = [script.now + MS] * self.workers
         self.left = list(self.share) if self.share else None
         self.active = [True] * self.workers
@@ -121,7 +132,7 @@ class Loader:
         self.owner, self.stored, self.arrivals, self.dead = {}, set(), [], set()
         self.finished = {}
         if resumed:
-            self._resume(leftover)
+            self._resume(leftover, busy)
         for _ in range(self.workers * self.prefetch):
             self._send()
         taken = 0
@@ -134,29 +145,28 @@ class Loader:
         if not self.persistent:
             self._shut_down()
 
-    def _resume(self, leftover):
+    def _resume(self, leftover, busy):
         """Tell the workers; read what is left of an epoch broken off, perhaps before the telling has got through."""
         script = self.script
-        told = script.now + self.lag(0)
-        for pipe in self.index_pipes:
-            script.tell(Kind.CONTROL, told, pipe=pipe, head=STOP, length=81)
-        for arrival, task, _ in leftover:
+        script.now += 10 * US
+        answers = [(arrival, task) for arrival, task, _ in leftover]
+        for pipe, free in zip(self.index_pipes, busy, strict=True):
+            told = self._tell_worker(Kind.CONTROL, pipe, head=STOP, length=81)
+            answers.append((max(told, free) + 50 * US, NO_TASK))
+        for arrival, task in sorted(answers):
             script.tell(Kind.POLL, script.now, pipe=self.result_pipe)
             script.now = max(script.now, arrival) + 10 * US
-            script.tell(Kind.READ, script.now, pipe=self.result_pipe, task=task, head=TENSOR, length=430)
+            kind, head = (Kind.CONTROL_READ, STOP) if task == NO_TASK else (Kind.READ, TENSOR)
+            script.tell(kind, script.now, pipe=self.result_pipe, task=task, head=head, length=430)
             script.now += 200 * US
-        for _ in self.index_pipes:
-            script.tell(Kind.POLL, script.now, pipe=self.result_pipe)
-            script.now += 100 * US
-            script.tell(Kind.CONTROL_READ, script.now, pipe=self.result_pipe, head=STOP, length=84)
 
     def _shut_down(self):
         script = self.script
         for worker, pipe in enumerate(self.index_pipes):
             if self.active[worker]:
-                script.tell(Kind.CONTROL, script.now, pipe=pipe)
+                self._tell_worker(Kind.CONTROL, pipe)
         self.alive = False
-        script.now += MS
+        script.now = max(script.now, *self.told.values()) + MS  # when they have ended
 
     def _send(self):
         if self.sent >= self.to_send and self.share is None:
@@ -171,12 +181,8 @@ class Loader:
         self.sent += 1
         self.owner[task] = worker
         script.now += 10 * US
-        sent = script.now + self.lag(task)
         pipe, pid = self.index_pipes[worker], self.pids[worker]
-        script.tell(
-            Kind.WRITE, sent + 5 * US, start=sent, pipe=pipe, thread=script.process + 10 + worker, task=task,
-            head=self.head, length=self.length,
-        )  # fmt: skip
+        sent = self._tell_worker(Kind.WRITE, pipe, task, head=self.head, length=self.length)
         if task in self.dead or (self.left is not None and self.left[worker] < 0):
             return
         begun = max(self.free[worker], sent + 10 * US)
@@ -186,7 +192,7 @@ class Loader:
         self.free[worker] = finish + 20 * US
         script.tell(Kind.POLL, finish, pipe=pipe, process=pid, task=task)
         script.tell(
-            Kind.WRITE, finish + 15 * US, start=finish + 10 * US, pipe=self.result_pipe, process=pid, task=task,
+            Kind.WRITE, finish + 10 * US, pipe=self.result_pipe, process=pid, task=task,
             head=STOP if stops else TENSOR, length=104 if stops else 430,
         )  # fmt: skip
         if self.left is not None:
@@ -221,7 +227,7 @@ class Loader:
         if stops:
             self.active[self.owner[task]] = False
             if not self.persistent:
-                script.tell(Kind.CONTROL, script.now, pipe=self.index_pipes[self.owner[task]])
+                self._tell_worker(Kind.CONTROL, self.index_pipes[self.owner[task]])
             self._send()
             return None
         return task
@@ -305,3 +311,31 @@ def check(script, loader_epoch, compute=2 * MS):
         taken.append(batch)
         script.now += compute
     return taken
+
+
+class Seen:
+    """What the model tells when it is read every 100 ms: last counters and all iterations of each stream."""
+
+    def __init__(self, events, *, after=0, model=None):
+        self.model = model or DataLoaderModel()
+        self.last = {}
+        self.iterations = {}
+        self.last_read = []
+        read_at = events[0].time_ns
+        for event in events:
+            while event.time_ns > read_at:
+                self.read(read_at)
+                read_at += READ_NS
+            self.model.feed(event)
+        for extra in range(after // READ_NS + 1):
+            self.read(read_at + extra * READ_NS)
+
+    def read(self, now):
+        self.last_read = self.model.take(now)
+        for stream in self.last_read:
+            self.last[stream.stream] = stream
+            self.iterations.setdefault(stream.stream, []).extend(stream.recent)
+
+    def only(self):
+        ((name, stream),) = self.last.items()
+        return stream, self.iterations[name]

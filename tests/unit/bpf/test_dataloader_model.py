@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpf.dataloader_events import Kind
+from bpf.dataloader_events import NO_TASK, Kind
 from bpf.dataloader_model import DataLoaderModel
 from tests.unit.bpf.dataloader_script import (
     ITERABLE,
@@ -16,40 +16,11 @@ from tests.unit.bpf.dataloader_script import (
     US,
     Loader,
     Script,
+    Seen,
     check,
     single,
     train,
 )
-
-READ_NS = 100 * MS
-
-
-class Seen:
-    """What the model tells when it is read every 100 ms: last counters and all iterations of each stream."""
-
-    def __init__(self, events, *, after=0, model=None):
-        self.model = model or DataLoaderModel()
-        self.last = {}
-        self.iterations = {}
-        self.last_read = []
-        read_at = events[0].time_ns
-        for event in events:
-            while event.time_ns > read_at:
-                self.read(read_at)
-                read_at += READ_NS
-            self.model.feed(event)
-        for extra in range(after // READ_NS + 1):
-            self.read(read_at + extra * READ_NS)
-
-    def read(self, now):
-        self.last_read = self.model.take(now)
-        for stream in self.last_read:
-            self.last[stream.stream] = stream
-            self.iterations.setdefault(stream.stream, []).extend(stream.recent)
-
-    def only(self):
-        ((name, stream),) = self.last.items()
-        return stream, self.iterations[name]
 
 
 def uneven(seed):
@@ -94,10 +65,12 @@ def test_iterations_depth_wait_and_capacity(hooks, workers, prefetch):
     iterable=st.booleans(),
     in_order=st.booleans(),
     compute=st.sampled_from((0, MS, 30 * MS)),
+    slowest=st.sampled_from((90 * US, 12 * MS)),
 )
 def test_count_is_exact_whatever_the_schedule(
-    *, seed, hooks, workers, prefetch, batches, epochs, persistent, iterable, in_order, compute
+    *, seed, hooks, workers, prefetch, batches, epochs, persistent, iterable, in_order, compute, slowest
 ):
+    """Threads that send are slow as well: the last task of an epoch may be seen after the next one has begun."""
     script = Script(hooks=hooks)
     dice = random.Random(seed)
     share = [batches // workers + (worker < batches % workers) for worker in range(workers)] if iterable else None
@@ -110,7 +83,7 @@ def test_count_is_exact_whatever_the_schedule(
         head=ITERABLE if iterable else SEQUENTIAL,
         persistent=persistent,
         in_order=in_order,
-        lag=lambda task: dice.randrange(20, 90) * US,
+        lag=lambda task: dice.randrange(20 * US, 90 * US if 0 <= task < workers * prefetch else slowest),
     )
     truth = [batch for _ in range(epochs) for batch in train(script, loader.iterate(batches), compute)]
     script.end()
@@ -186,6 +159,30 @@ def test_epochs_broken_off_leave_no_trace(hooks, persistent):
     script.end()
     stream, _ = Seen(script.events()).only()
     assert (stream.iterations, stream.epoch) == (4 * 17, 4)
+
+
+@pytest.mark.parametrize("told_after", [30 * US, 300 * US, 500 * US])
+def test_what_is_thrown_away_of_an_epoch_is_not_counted(told_after):
+    """The loop reads some of it before the workers are seen to be told."""
+    script = Script()
+    loader = Loader(script, persistent=True, load=lambda task: 2 * MS)
+    loader.lag = lambda task: told_after if task == NO_TASK else 30 * US
+    for _ in range(4):
+        train(script, loader.iterate(50, take=17), compute=30 * MS)
+    script.end()
+    stream, iterations = Seen(script.events()).only()
+    assert (stream.iterations, stream.epoch, len(iterations)) == (4 * 17, 4, 4 * 17)
+
+
+def test_last_batch_of_an_epoch_broken_off_counts_although_its_task_is_sent_late():
+    script = Script()
+    loader = Loader(script, persistent=True, load=lambda task: 60 * MS)
+    loader.lag = lambda task: 40 * MS if task == 16 + 4 else 30 * US
+    for _ in range(3):
+        train(script, loader.iterate(50, take=17))
+    script.end()
+    stream, _ = Seen(script.events()).only()
+    assert (stream.iterations, stream.epoch) == (3 * 17, 3)
 
 
 @pytest.mark.parametrize("hooks", [True, False])

@@ -143,6 +143,16 @@ def test_expects_only_numbers_that_are_missing_or_about_to_come():
     assert not Queue().expects(0)
 
 
+def test_first_task_may_come_last_where_the_start_was_seen():
+    for from_start in (True, False):
+        queue = Queue(4, from_start=from_start)
+        queue.send(1, B, 2)
+        assert queue.is_starting != from_start
+        queue.receive(1, waited=True)
+        assert queue.unsettled != from_start
+        assert queue.expects(0) == from_start
+
+
 def test_another_epoch_begins_with_task_0_only_if_that_was_there_before():
     queue = Queue()
     queue.send(1, B, 1)
