@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 // Latency, bytes and counts of every bio of the managed cgroups, aggregated in the kernel.
 //
-// Compiled by BCC with memory.h, histogram.h, block_slots.h and block_flight.h in front. Offsets (OFF_*), argument
-// positions (ARG_*) and enumerators (REQ_OP_*, BIO_CLONED) are macros taken from the running kernel's BTF by block.py;
-// nothing is read through a struct of the headers.
+// Compiled by BCC with memory.h, typed.h, histogram.h, block_slots.h and block_flight.h in front. Offsets (OFF_*),
+// argument positions (ARG_*) and enumerators (REQ_OP_*, BIO_CLONED) are macros taken from the running kernel's BTF by
+// block.py; nothing is read through a struct of the headers. TYPED says that the programs are attached with BTF.
 //
 // A bio is recorded where it starts (submit_bio, or block_bio_queue where functions cannot be traced) and accounted
 // where it ends (bio_endio, or block_rq_complete). The record holds the slot, so the owner is the one at the start:
@@ -11,50 +11,37 @@
 
 #define NSEC_PER_USEC 1000
 
-struct head_t {
-    u8 bytes[BIO_HEAD_BYTES] __attribute__((aligned(8)));
-};
-
-struct request_t {
-    u8 bytes[RQ_BYTES] __attribute__((aligned(8)));
-};
-
-#define FIELD(block, type, offset) (*(type *)((block)->bytes + (offset)))
-
-#ifdef OFF_BIO_BLKG
-#define BLKG_OF(head) FIELD(head, u64, OFF_BIO_BLKG)
-#else
-#define BLKG_OF(head) 0
-#endif
-
 // `queued` says that the bio is past blk-throttle; `top` that stacked drivers' own bios are to be left out.
-static __always_inline int start(u64 bio, int queued, int top)
+static __always_inline int start(int typed, u64 pointer, int queued, int top)
 {
     struct control_t *c = shared();
-    struct head_t head;
-    if (!c || bpf_probe_read_kernel(&head, sizeof(head), (void *)bio))
+    if (!c)
         return 0;
+    u64 bio = number_of(typed, c, c->address, pointer), blkg = 0;
     struct flight_t f = find(bio);
     if (!f.bucket)
         return 0;
     if (f.place != NO_PLACE)
         forget(&f, bio);
-    u32 opf = FIELD(&head, u32, OFF_BIO_OPF) & 0xff, bytes = FIELD(&head, u32, OFF_BIO_SIZE);
+    u32 opf = WORD_IN(typed, pointer, OFF_BIO_OPF) & 0xff, bytes = WORD_IN(typed, pointer, OFF_BIO_SIZE);
     u32 op = opf == REQ_OP_READ ? READ_OP : WRITE_OP;
     if (!bytes || (opf != REQ_OP_READ && opf != REQ_OP_WRITE && opf != REQ_OP_ZONE_APPEND))
         return 0;
-    if (top && !c->only_listed && (FIELD(&head, u16, OFF_BIO_FLAGS) & (1 << BIO_CLONED)))
+    if (top && !c->only_listed && (HALF_IN(typed, pointer, OFF_BIO_FLAGS) & (1 << BIO_CLONED)))
         return 0;
+#ifdef OFF_BIO_BLKG
+    blkg = POINTER_IN(typed, pointer, OFF_BIO_BLKG);
+#endif
     struct record_t record = {.bytes = bytes, .parts = 1};
-    record.slot = find_slot(c, FIELD(&head, u64, OFF_BIO_BDEV), BLKG_OF(&head), op);
+    u64 bdev = number_of(typed, c, c->address, POINTER_IN(typed, pointer, OFF_BIO_BDEV));
+    record.slot = find_slot(c, typed, bdev, blkg, op);
     struct slot_t *s = slots.lookup(&record.slot);  // NO_SLOT is none of them
     if (!s)
         return 0;
     record.epoch = s->epoch;
     record.submitted = bpf_ktime_get_ns();
     record.queued = queued ? record.submitted : 0;
-    if (!remember(c, &f, bio, &record))
-        __sync_fetch_and_add(&s->started, 1);
+    remember(c, &f, bio, &record);
     return 0;
 }
 
@@ -116,28 +103,31 @@ static __always_inline void mark_issued(u64 bio, u64 *now)
         record->issued = clock(now);
 }
 
-// The argument of these functions as a number: the verifier allows no arithmetic, and so no hash, on typed pointers.
-static __always_inline u64 first_argument(void *ctx)
+// Bio or request that a program was called with, in the form that TYPED says.
+static __always_inline u64 number(u64 pointer)
 {
-    u64 value = 0;
-    bpf_get_func_arg(ctx, 0, &value);
-    return value;
+    struct control_t *c = shared();
+    return c ? number_of(TYPED, c, c->address, pointer) : 0;
 }
+
+// The first argument of a traced function, typed.
+#define FIRST_ARGUMENT(ctx) LOAD_FROM("u64", ctx, 0)
 
 KFUNC_PROBE(submit_bio)
 {
-    return start(first_argument(ctx), 0, 0);
+    return start(1, FIRST_ARGUMENT(ctx), 0, 0);
 }
 
 KFUNC_PROBE(bio_endio)
 {
+    struct control_t *c = shared();
     u64 now = 0;
-    return finish(first_argument(ctx), &now, 0);
+    return c ? finish(number_of(1, c, c->address, FIRST_ARGUMENT(ctx)), &now, 0) : 0;
 }
 
 int kprobe_submit_bio(struct pt_regs *ctx)
 {
-    return start(PT_REGS_PARM1(ctx), 0, 0);
+    return start(0, PT_REGS_PARM1(ctx), 0, 0);
 }
 
 int kprobe_bio_endio(struct pt_regs *ctx)
@@ -149,7 +139,7 @@ int kprobe_bio_endio(struct pt_regs *ctx)
 // block_bio_queue fires once per bio, after blk-throttle.
 int raw_bio_queued(struct bpf_raw_tracepoint_args *ctx)
 {
-    u64 bio = ctx->args[ARG_BIO_QUEUE_BIO];
+    u64 bio = number(ctx->args[ARG_BIO_QUEUE_BIO]);
     struct record_t *record = find_record(bio);
     if (record) {
         if (!record->queued)
@@ -157,19 +147,19 @@ int raw_bio_queued(struct bpf_raw_tracepoint_args *ctx)
         return 0;
     }
     struct control_t *c = shared();
-    return c && c->only_listed ? start(bio, 1, 0) : 0;
+    return c && c->only_listed ? start(TYPED, ctx->args[ARG_BIO_QUEUE_BIO], 1, 0) : 0;
 }
 
 // The same tracepoint where it is the earliest that can be seen.
 int raw_bio_started(struct bpf_raw_tracepoint_args *ctx)
 {
-    return start(ctx->args[ARG_BIO_QUEUE_BIO], 1, 1);
+    return start(TYPED, ctx->args[ARG_BIO_QUEUE_BIO], 1, 1);
 }
 
 // block_split: `split` is the front, cut off and chained to the rest (bi_private); device mapper reports the bio itself.
 int raw_split(struct bpf_raw_tracepoint_args *ctx)
 {
-    u64 split = ctx->args[ARG_SPLIT_BIO], whole = split;
+    u64 split = number(ctx->args[ARG_SPLIT_BIO]), whole = split;
     struct record_t *record = find_record(split);
     if (!record) {
         whole = pointer_at(split + OFF_BIO_PRIVATE);
@@ -194,13 +184,16 @@ int raw_split(struct bpf_raw_tracepoint_args *ctx)
 
 int raw_request_issued(struct bpf_raw_tracepoint_args *ctx)
 {
-    struct request_t rq;
-    if (bpf_probe_read_kernel(&rq, sizeof(rq), (void *)(ctx->args[ARG_RQ_ISSUE_RQ] + RQ_START)))
-        return 0;
-    u64 bio = FIELD(&rq, u64, OFF_RQ_BIO), last = FIELD(&rq, u64, OFF_RQ_BIOTAIL), now = 0;
-    for (int i = 0; bio && i < MAX_BIOS; i++) {
-        mark_issued(bio, &now);
-        bio = bio == last ? 0 : pointer_at(bio + OFF_BIO_NEXT);
+    u64 rq = ctx->args[ARG_RQ_ISSUE_RQ], now = 0;
+    u64 bio = POINTER_IN(TYPED, rq, OFF_RQ_BIO), last = number(POINTER_IN(TYPED, rq, OFF_RQ_BIOTAIL));
+    for (int i = 0; i < MAX_BIOS; i++) {
+        u64 address = number(bio);
+        if (!address)
+            break;
+        mark_issued(address, &now);
+        if (address == last)
+            break;
+        bio = POINTER_IN(TYPED, bio, OFF_BIO_NEXT);
     }
     return 0;
 }
@@ -209,19 +202,21 @@ int raw_request_issued(struct bpf_raw_tracepoint_args *ctx)
 // Ends beyond MAX_BIOS are missed.
 int raw_request_completed(struct bpf_raw_tracepoint_args *ctx)
 {
-    struct request_t rq;
-    if (bpf_probe_read_kernel(&rq, sizeof(rq), (void *)(ctx->args[ARG_RQ_COMPLETE_RQ] + RQ_START)))
-        return 0;
-    u64 bio = FIELD(&rq, u64, OFF_RQ_BIO), last = FIELD(&rq, u64, OFF_RQ_BIOTAIL), now = 0;
-    u32 left = ctx->args[ARG_RQ_COMPLETE_RQ + 2], partial = left < FIELD(&rq, u32, OFF_RQ_LENGTH);
-    for (int i = 0; bio && i < MAX_BIOS; i++) {
-        u32 bytes = partial ? word_at(bio + OFF_BIO_SIZE) : 0;
-        u64 next = bio == last ? 0 : pointer_at(bio + OFF_BIO_NEXT);
+    u64 rq = ctx->args[ARG_RQ_COMPLETE_RQ], now = 0;
+    u64 bio = POINTER_IN(TYPED, rq, OFF_RQ_BIO), last = number(POINTER_IN(TYPED, rq, OFF_RQ_BIOTAIL));
+    u32 left = ctx->args[ARG_RQ_COMPLETE_RQ + 2], partial = left < WORD_IN(TYPED, rq, OFF_RQ_LENGTH);
+    for (int i = 0; i < MAX_BIOS; i++) {
+        u64 address = number(bio);
+        if (!address)
+            break;
+        u32 bytes = partial ? WORD_IN(TYPED, bio, OFF_BIO_SIZE) : 0;
+        bio = POINTER_IN(TYPED, bio, OFF_BIO_NEXT);
         if (bytes > left)
-            return 0;
+            break;
         left -= bytes;
-        finish(bio, &now, 0);
-        bio = next;
+        finish(address, &now, 0);
+        if (address == last)
+            break;
     }
     return 0;
 }
@@ -230,5 +225,5 @@ int raw_request_completed(struct bpf_raw_tracepoint_args *ctx)
 int raw_bio_completed(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 now = 0;
-    return finish(ctx->args[ARG_BIO_COMPLETE_BIO], &now, 1);
+    return finish(number(ctx->args[ARG_BIO_COMPLETE_BIO]), &now, 1);
 }

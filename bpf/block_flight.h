@@ -120,8 +120,8 @@ static __always_inline u32 claim(struct flight_t *f, u64 bio)
     return NO_PLACE;
 }
 
-// Record a bio, which is in no place of its bucket; not 0 where there is no room.
-static __always_inline int remember(struct control_t *c, struct flight_t *f, u64 bio, struct record_t *record)
+// Record a bio, which is in no place of its bucket.
+static __always_inline void remember(struct control_t *c, struct flight_t *f, u64 bio, struct record_t *record)
 {
     u32 place = claim(f, bio);
     if (place == NO_PLACE)
@@ -129,8 +129,7 @@ static __always_inline int remember(struct control_t *c, struct flight_t *f, u64
     struct record_t *mine = place < PLACES ? record_at(f->index, place) : 0;
     if (!mine) {
         __sync_fetch_and_add(&c->lost_in_flight, 1);
-        return -ENOMEM;
+        return;
     }
     *mine = *record;
-    return 0;
 }

@@ -2,7 +2,6 @@
 // The counters of block.c, one slot per (cgroup, device, op), and who pays for a bio.
 
 #include <uapi/linux/ptrace.h>
-#include <uapi/asm-generic/errno-base.h>
 
 #define NO_SLOT 0xffffffffu
 #define READ_OP 0
@@ -10,18 +9,18 @@
 #define PF_KTHREAD 0x00200000  // include/linux/sched.h; user space sees it in /proc/PID/stat
 #define ROOT_CGROUP 1          // where kernel threads are
 
-// One (cgroup, device, op), laid out in cache lines of 64 bytes: bios often end on another CPU than they start on, so what
-// a start writes and what an end writes are apart. Mirrored by BLOCK_SLOT in decode.py.
+// One (cgroup, device, op), laid out in cache lines of 64 bytes: a start only reads, in the first, so that it waits for no
+// other CPU; what ends write is apart. Bios in flight are counted in block_flight.h's table, by user space. Mirrored by
+// BLOCK_SLOT in decode.py.
 struct slot_t {
     u64 cgroup;
     u32 device;
     u32 op;
     u32 live;
     u32 epoch;  // changes when user space recycles the slot: late ends of the former owner are dropped
-    u64 started;
     u64 missed;  // ended without being seen
     u64 missed_bytes;
-    u64 unused_start[2];
+    u64 unused_start[3];
 
     u64 bytes;
     u64 latency_ns;
@@ -40,6 +39,7 @@ struct control_t {
     u32 only_listed;  // count the devices in `devices`, wherever in a stack they are, and no others
     u64 lost_in_flight;  // bios not recorded: no room
     u64 lost_slots;      // the same for want of a free slot
+    u64 volatile address;  // of this element in the kernel, for number_of
 };
 
 struct slot_key_t {
@@ -54,9 +54,12 @@ struct asked_t {
     u64 bdev_and_op;
 };
 
+// The answer to that, 32 bytes of one CPU's cache.
 struct resolved_t {
+    struct asked_t asked;
     u32 slot;
     u32 generation;
+    u64 unused;
 };
 
 BPF_F_TABLE("array", u32, struct slot_t, slots, MAX_SLOTS, BPF_F_MMAPABLE);
@@ -65,12 +68,15 @@ BPF_HASH(slot_of, struct slot_key_t, u32, MAX_SLOTS);
 BPF_QUEUESTACK("queue", free_slots, u32, MAX_SLOTS, 0);
 BPF_HASH(managed, u64, u32, MAX_CGROUPS);
 BPF_HASH(devices, u32, u32, MAX_DEVICES);
-BPF_TABLE("lru_hash", struct asked_t, struct resolved_t, resolved, MAX_RESOLVED);
+BPF_PERCPU_ARRAY(resolved, struct resolved_t, 1 << RESOLVED_BITS);
 
 static __always_inline struct control_t *shared(void)
 {
     u32 zero = 0;
-    return control.lookup(&zero);
+    struct control_t *c = control.lookup(&zero);
+    if (c && !c->address)
+        c->address = (u64)c;
+    return c;
 }
 
 static __always_inline int in_kernel_thread(void)
@@ -81,14 +87,11 @@ static __always_inline int in_kernel_thread(void)
 #ifdef OFF_BIO_BLKG
 // The cgroup that the kernel charges a bio to, when the io controller is on the v2 hierarchy (the default root is
 // hierarchy 0); else 0.
-static __always_inline u64 charged_cgroup(u64 blkg)
+static __always_inline u64 charged_cgroup(struct control_t *c, int typed, u64 blkg)
 {
-    if (!blkg)
-        return 0;
-    u64 cgroup = pointer_at(pointer_at(blkg + OFF_BLKG_BLKCG) + OFF_BLKCG_CGROUP);
-    if (!cgroup || word_at(pointer_at(cgroup + OFF_CGROUP_ROOT) + OFF_ROOT_HIERARCHY))
-        return 0;
-    return cgroup;
+    u64 blkcg = POINTER_IN(typed, blkg, OFF_BLKG_BLKCG), cgroup = POINTER_IN(typed, blkcg, OFF_BLKCG_CGROUP);
+    u64 root = POINTER_IN(typed, cgroup, OFF_CGROUP_ROOT), number = number_of(typed, c, c->address, cgroup);
+    return number && !WORD_IN(typed, root, OFF_ROOT_HIERARCHY) ? number : 0;
 }
 
 static __always_inline u64 cgroup_id(u64 cgroup)
@@ -160,27 +163,42 @@ static __always_inline u32 slot_for(struct control_t *c, struct slot_key_t *key)
     return slot;
 }
 
-// Slot of a cgroup's IO, from a cache keyed by the cgroup itself, so that the usual case, managed or not, costs one
-// look-up. `cgroup` is 0 for the current task's. User space moves the generation every second, so a block device that
-// takes over the address of a removed one is soon told apart.
+static __always_inline int answers(struct resolved_t *known, struct asked_t *asked)
+{
+    return known->asked.cgroup == asked->cgroup && known->asked.bdev_and_op == asked->bdev_and_op;
+}
+
+// Slot of a cgroup's IO, from this CPU's cache, so that the usual case, managed or not, costs one look-up without a hash
+// map. `cgroup` is 0 for the current task's. User space moves the generation every second, so a block device that takes
+// over the address of a removed one is soon told apart.
 static __always_inline u32 slot_of_cgroup(struct control_t *c, u64 id, u64 cgroup, u64 bdev, u32 op)
 {
     struct asked_t asked = {.cgroup = id, .bdev_and_op = bdev | op};
-    struct resolved_t *known = resolved.lookup(&asked);
-    if (known && known->generation == c->generation)
-        return known->slot;
-    struct resolved_t answer = {.slot = NO_SLOT, .generation = c->generation};
+    u32 at = ((id ^ asked.bdev_and_op * 0x9e3779b97f4a7c15ull) * 0x9e3779b97f4a7c15ull) >> (64 - RESOLVED_BITS);
+    struct resolved_t volatile *known = resolved.lookup(&at);
+    if (!known)
+        return NO_SLOT;
+    if (known->generation == c->generation && answers((void *)known, &asked)) {
+        u32 slot = known->slot;
+        if (answers((void *)known, &asked))  // still: a program that interrupts this one may have put another there
+            return slot;
+    }
+    u32 slot = NO_SLOT;
     struct slot_key_t owner = {.cgroup = managed_ancestor(cgroup), .op = op};
     if (owner.cgroup) {
         owner.device = whole_device(bdev);
         if (!c->only_listed || devices.lookup(&owner.device)) {
-            answer.slot = slot_for(c, &owner);
-            if (answer.slot == NO_SLOT)
+            slot = slot_for(c, &owner);
+            if (slot == NO_SLOT)
                 return NO_SLOT;
         }
     }
-    resolved.update(&asked, &answer);
-    return answer.slot;
+    known->generation = 0;  // none
+    known->asked.cgroup = asked.cgroup;
+    known->asked.bdev_and_op = asked.bdev_and_op;
+    known->slot = slot;
+    known->generation = c->generation;
+    return slot;
 }
 
 // Whether a write is charged to no job: on a v1 hierarchy, or to the root where the memory controller is not enabled.
@@ -204,12 +222,12 @@ static __always_inline u32 unattributed_slot(struct control_t *c, u64 bdev, u32 
 
 // Who pays for a bio. A write belongs to the cgroup that it is charged to (the one that dirtied the page), a read to
 // the task that asks; what a kernel thread submits (writeback, a throttled bio sent on) only to the charged one.
-static __always_inline u32 find_slot(struct control_t *c, u64 bdev, u64 blkg, u32 op)
+static __always_inline u32 find_slot(struct control_t *c, int typed, u64 bdev, u64 blkg, u32 op)
 {
     u64 self = bpf_get_current_cgroup_id(), charged = 0;
     u32 slot = NO_SLOT;
 #ifdef OFF_BIO_BLKG
-    if (op == WRITE_OP && (charged = charged_cgroup(blkg))) {
+    if (op == WRITE_OP && (charged = charged_cgroup(c, typed, blkg))) {
         slot = slot_of_cgroup(c, cgroup_id(charged), charged, bdev, op);
         if (slot != NO_SLOT)
             return slot;
@@ -219,7 +237,7 @@ static __always_inline u32 find_slot(struct control_t *c, u64 bdev, u64 blkg, u3
     if (slot != NO_SLOT || self != ROOT_CGROUP || !in_kernel_thread())
         return slot;
 #ifdef OFF_BIO_BLKG
-    if (op == READ_OP && (charged = charged_cgroup(blkg)))
+    if (op == READ_OP && (charged = charged_cgroup(c, typed, blkg)))
         return slot_of_cgroup(c, cgroup_id(charged), charged, bdev, op);
 #endif
     return op == WRITE_OP && is_nobodys(charged) ? unattributed_slot(c, bdev, op) : NO_SLOT;

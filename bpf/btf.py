@@ -34,6 +34,20 @@ class BtfError(LookupError):
     """The BTF data is malformed, or does not hold what was asked for."""
 
 
+def joined(base: bytes, split: bytes) -> bytes:
+    """BTF of a module (its ids and string offsets go on where the kernel's end) and of the kernel as one blob."""
+    parts: list[tuple[bytes, bytes]] = []
+    for blob in (base, split):
+        if len(blob) < _HEADER.size:
+            raise BtfError(f"BTF of {len(blob)} bytes is shorter than its header")
+        *_, length, type_at, type_length, string_at, string_length = _HEADER.unpack_from(blob)
+        types = blob[length + type_at : length + type_at + type_length]
+        parts.append((types, blob[length + string_at : length + string_at + string_length]))
+    types, strings = parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
+    header = _HEADER.pack(_MAGIC, 1, 0, _HEADER.size, 0, len(types), len(types), len(strings))
+    return header + types + strings
+
+
 class Member(NamedTuple):
     """One member of a struct: its type id and where it starts, in bits from the start of the struct."""
 
@@ -201,6 +215,12 @@ class Btf:
                     return index - 1
         raise BtfError(f"this kernel's tracepoint {tracepoint!r} has no argument of struct {struct_name!r}")
 
+    def tracepoint_type(self, tracepoint: str) -> int:
+        """Id of `btf_trace_NAME`, by which a program is attached to a tracepoint with types; BtfError where none."""
+        for typedef in self._named(f"btf_trace_{tracepoint}", frozenset({_TYPEDEF})):
+            return typedef
+        raise BtfError(f"this kernel has no tracepoint {tracepoint!r}, or none that its BTF describes")
+
     def _points_to(self, type_id: int, struct_name: str) -> bool:
         bare = self._bare(type_id)
         if not bare or self._type(bare)[0] != _PTR:
@@ -219,8 +239,10 @@ class KernelBtf:
     keeps them in memory only. The questions are those of `Btf`.
     """
 
-    def __init__(self, path: Path = VMLINUX, cache: Path | None = None) -> None:
+    def __init__(self, path: Path = VMLINUX, cache: Path | None = None, base: Path | None = None) -> None:
         self._path = path
+        self._base = base
+        self._cache = cache
         self._parsed: Btf | None = None
         self._file = cache / self._cache_name() if cache and path.exists() else None
         self._answers: Answers = self._stored()
@@ -242,6 +264,10 @@ class KernelBtf:
         return self._ask(
             f"argument {tracepoint} {struct_name}", lambda btf: btf.tracepoint_argument(tracepoint, struct_name)
         )
+
+    def tracepoint_type(self, tracepoint: str) -> int:
+        """Id of the BTF type of a tracepoint."""
+        return self._ask(f"type {tracepoint}", lambda btf: btf.tracepoint_type(tracepoint))
 
     def has(self, path: str) -> bool:
         """Whether this kernel has `struct.member[.member…]`."""
@@ -272,10 +298,15 @@ class KernelBtf:
     def _btf(self) -> Btf:
         if self._parsed is None:
             try:
-                self._parsed = Btf(self._path.read_bytes())
+                blob = self._path.read_bytes()
+                self._parsed = Btf(joined(self._base.read_bytes(), blob) if self._base else blob)
             except OSError as error:
                 raise BtfError(f"cannot read {self._path}: {error.strerror}; build the kernel with BTF") from error
         return self._parsed
+
+    def of_module(self, name: str) -> KernelBtf:
+        """The types of a loaded module, with the kernel's own."""
+        return KernelBtf(self._path.with_name(name), self._cache, self._path)
 
     def forget(self) -> None:
         """Free the parsed types (some 50 MB for a distribution's kernel); they are parsed again when needed."""
@@ -283,7 +314,8 @@ class KernelBtf:
 
     def _cache_name(self) -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"btf-{os.uname().release}-{self._path.stat().st_size}-{boot}.json"
+        module = f"-{self._path.name}" if self._base else ""
+        return f"btf-{os.uname().release}{module}-{self._path.stat().st_size}-{boot}.json"
 
     def _stored(self) -> Answers:
         """Answers of an earlier run; none where the file is missing, unreadable, or not root's own."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bpf.samples import HISTOGRAM_BUCKETS, BlockCounters, BlockKey, NfsCounters, ObjectCounters, Op
+from bpf.samples import HISTOGRAM_BUCKETS, BlockCounters, BlockKey, FuseCounters, NfsCounters, ObjectCounters, Op
 
 OPS: tuple[Op, Op] = ("read", "write")
 _MINOR_BITS = 20
@@ -19,10 +19,9 @@ BLOCK_SLOT = np.dtype(
         ("op", "u4"),
         ("live", "u4"),
         ("epoch", "u4"),
-        ("started", "u8"),
         ("missed", "u8"),
         ("missed_bytes", "u8"),
-        ("unused_start", "u8", (2,)),
+        ("unused_start", "u8", (3,)),
         ("bytes", "u8"),
         ("latency_ns", "u8"),
         ("latency_us_squared", "u8"),
@@ -41,6 +40,7 @@ BLOCK_CONTROL = np.dtype(
         ("only_listed", "u4"),
         ("lost_in_flight", "u8"),
         ("lost_slots", "u8"),
+        ("address", "u8"),
     ]
 )
 """`struct control_t` of block_slots.h."""
@@ -87,6 +87,17 @@ OBJECT_COUNTERS = np.dtype(
 )
 """`struct object_counters_t` of object_store.c."""
 
+FUSE_COUNTERS = np.dtype(
+    [
+        ("requests", "u8"),
+        ("bytes", "u8"),
+        ("total_ns", "u8"),
+        ("total_us_squared", "u8"),
+        ("histogram", "u8", (HISTOGRAM_BUCKETS,)),
+    ]
+)
+"""`struct fuse_counters_t` of fuse.c."""
+
 Records = npt.NDArray[Any]
 
 
@@ -108,28 +119,36 @@ def _places(memory: Records) -> Records:
     return np.nonzero(memory.copy())[0]
 
 
-def old_records(bios: Records, records: Records, before_ns: int) -> Records:
-    """Records past blk-throttle that were submitted before a moment and have not ended.
+def open_records(bios: Records, records: Records, slots: Records) -> Records:
+    """Records of the bios that have not ended, each of a slot that still has the owner that it had.
 
-    `bios` (uint64, shape (n,)) is 0 where a place is free; `records` has dtype BLOCK_RECORD and the same shape. Pieces
-    of split bios are left out: their whole is there.
+    `bios` (uint64, shape (n,)) is 0 where a place is free; `records` has dtype BLOCK_RECORD and the same shape, `slots`
+    dtype BLOCK_SLOT. Pieces of split bios are left out: their whole is there.
     """
     held = records[_places(bios)]
-    past = (held["submitted"] != 0) & (held["queued"] != 0) & (held["submitted"] < before_ns)
-    chosen: Records = held[past & (held["parent"] == 0)]
+    held = held[(held["submitted"] != 0) & (held["parent"] == 0) & (held["slot"] < len(slots))]
+    chosen: Records = held[held["epoch"] == slots["epoch"][held["slot"]]]
     return chosen
 
 
-def decode_block_slots(slots: Records, over: Records, *, throttle: bool) -> dict[BlockKey, BlockCounters]:
+def old_records(running: Records, before_ns: int) -> Records:
+    """Those of `open_records` that are past blk-throttle and were submitted before a moment."""
+    chosen: Records = running[(running["queued"] != 0) & (running["submitted"] < before_ns)]
+    return chosen
+
+
+def decode_block_slots(
+    slots: Records, running: Records, over: Records, *, throttle: bool
+) -> dict[BlockKey, BlockCounters]:
     """Counters of the live slots of `slots` (dtype BLOCK_SLOT, shape (n,)).
 
-    `over` (dtype BLOCK_RECORD) are bios whose end was missed; they count as ended. `throttle` says whether this tier
-    knows the wait in blk-throttle.
+    `running` are its `open_records`, and `over` those of them whose end was missed; they count as ended. `throttle`
+    says whether this tier knows the wait in blk-throttle.
     """
     missed, missed_bytes = slots["missed"].copy(), slots["missed_bytes"].copy()
-    fresh = over[over["epoch"] == slots["epoch"][over["slot"]]]
-    np.add.at(missed, fresh["slot"], 1)
-    np.add.at(missed_bytes, fresh["slot"], fresh["bytes"])
+    np.add.at(missed, over["slot"], 1)
+    np.add.at(missed_bytes, over["slot"], over["bytes"])
+    in_flight = np.bincount(running["slot"], minlength=len(slots)) - np.bincount(over["slot"], minlength=len(slots))
     live = _places(slots["live"])
     chosen = slots[live]
     requests = chosen["histogram"].sum(axis=1) + missed[live]
@@ -138,7 +157,7 @@ def decode_block_slots(slots: Records, over: Records, *, throttle: bool) -> dict
         requests,
         chosen["bytes"] + missed_bytes[live],
         *(chosen[name] for name in ("latency_ns", "latency_us_squared")),
-        np.where(chosen["started"] > requests, chosen["started"] - requests, 0),
+        in_flight[live],
         *(chosen[name] for name in ("histogram", "throttle_ns", "queue_ns")),
     )
     return {
@@ -147,13 +166,13 @@ def decode_block_slots(slots: Records, over: Records, *, throttle: bool) -> dict
             bytes=size,
             latency_ns=latency,
             latency_us_squared=squares,
-            in_flight=in_flight,
+            in_flight=running_now,
             histogram=tuple(histogram),
             throttle_ns=waited if throttle else None,
             queue_ns=queued,
             device_ns=max(0, latency - waited - queued),
         )
-        for cgroup, device, op, count, size, latency, squares, in_flight, histogram, waited, queued in zip(
+        for cgroup, device, op, count, size, latency, squares, running_now, histogram, waited, queued in zip(
             *(column.tolist() for column in columns), strict=True
         )
     }
@@ -162,6 +181,11 @@ def decode_block_slots(slots: Records, over: Records, *, throttle: bool) -> dict
 def decode_nfs(value: bytes) -> NfsCounters:
     """Counters of one map value (dtype NFS_COUNTERS)."""
     return NfsCounters(**_fields(value, NFS_COUNTERS))
+
+
+def decode_fuse(value: bytes) -> FuseCounters:
+    """Counters of one map value (dtype FUSE_COUNTERS)."""
+    return FuseCounters(**_fields(value, FUSE_COUNTERS))
 
 
 def decode_object(value: bytes) -> ObjectCounters:

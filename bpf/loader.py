@@ -20,10 +20,12 @@ from typing import IO, Any, Self
 
 from bpf.btf import BtfError, KernelBtf
 from bpf.headers import Headers, find_headers
+from bpf.tracing import load_tracing, open_tracing
 
 RUN = Path("/run/prefetchd")
 HISTOGRAM_HEADER = Path(__file__).with_name("histogram.h")
 MEMORY_HEADER = Path(__file__).with_name("memory.h")
+TYPED_HEADER = Path(__file__).with_name("typed.h")
 TRACEFS = Path("/sys/kernel/tracing")
 DEBUGFS = Path("/sys/kernel/debug")
 
@@ -172,6 +174,24 @@ class Program:
             lambda: self._bpf.attach_raw_tracepoint(tp=name.encode(), fn_name=function.encode()),
             lambda: self._bpf.detach_raw_tracepoint(name.encode()),
         )
+
+    def attach_btf_tracepoint(self, name: str, function: str) -> None:
+        """Attach to the tracepoint `event` with BTF: what the function is called with has types (typed.h)."""
+        opened: list[int] = []
+        self._attach(
+            f"btf_tracepoint:{name}",
+            lambda: opened.append(open_tracing(self._load_tracing(name, function))),
+            lambda: os.close(opened.pop()),
+        )
+
+    def _load_tracing(self, name: str, function: str) -> int:
+        known = self._bpf.funcs.get(function.encode())
+        if known is not None:
+            return int(known.fd)
+        code = self._bpf.dump_func(function.encode())
+        fd = load_tracing(function, code, self._loader.btf.tracepoint_type(name))
+        self._bpf.funcs[function.encode()] = self._bpf.Function(self._bpf, function.encode(), fd)
+        return fd
 
     def attach_fentry(self, kernel_function: str) -> None:
         """Attach the program written as `KFUNC_PROBE(kernel_function, …)`."""

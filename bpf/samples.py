@@ -147,6 +147,29 @@ class ObjectCounters:
     histogram: tuple[int, ...]
 
 
+FuseOp = Literal["read", "write", "other"]
+FUSE_OPS: tuple[FuseOp, ...] = ("read", "write", "other")
+
+
+class FuseKey(NamedTuple):
+    """One accounting slot of user-space file systems: who, where it is mounted, what (`other`: look-up, open, …)."""
+
+    cgroup_id: int
+    mount: str
+    op: FuseOp
+
+
+@dataclass(frozen=True, slots=True)
+class FuseCounters:
+    """Cumulative request counters of one job at one mount: from request to answer, ns; squares in µs²."""
+
+    requests: int
+    bytes: int
+    total_ns: int
+    total_us_squared: int
+    histogram: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class CacheCounters:
     """Cumulative page-cache counters of one job: bytes asked for, bytes that had to be added on a miss."""
@@ -179,6 +202,7 @@ class Sample:
     objects: Mapping[ObjectKey, ObjectCounters] = field(default_factory=dict)
     cache: Mapping[int, CacheCounters] = field(default_factory=dict)
     workers: Mapping[int, WorkerTime] = field(default_factory=dict)
+    fuse: Mapping[FuseKey, FuseCounters] = field(default_factory=dict)
 
 
 def merge_samples(time_ns: int, parts: tuple[Sample, ...]) -> Sample:
@@ -188,6 +212,7 @@ def merge_samples(time_ns: int, parts: tuple[Sample, ...]) -> Sample:
     objects: dict[ObjectKey, ObjectCounters] = {}
     cache: dict[int, CacheCounters] = {}
     workers: dict[int, WorkerTime] = {}
+    fuse: dict[FuseKey, FuseCounters] = {}
     streams: list[StreamCounters] = []
     for part in parts:
         blocks.update(part.blocks)
@@ -195,5 +220,6 @@ def merge_samples(time_ns: int, parts: tuple[Sample, ...]) -> Sample:
         objects.update(part.objects)
         cache.update(part.cache)
         workers.update(part.workers)
+        fuse.update(part.fuse)
         streams.extend(part.streams)
-    return Sample(time_ns, blocks, tuple(streams), nfs, objects, cache, workers)
+    return Sample(time_ns, blocks, tuple(streams), nfs, objects, cache, workers, fuse)

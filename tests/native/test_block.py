@@ -178,7 +178,7 @@ def test_full_maps_are_counted_as_lost(loader, make_cgroup, data):
 
 def test_churn_of_jobs_leaks_nothing(loader, make_cgroup, data):
     """Many times more jobs than the maps have room for, one after another."""
-    probe = BlockProbe(loader, limits=Limits(slots=4, cgroups=2, resolved=16))
+    probe = BlockProbe(loader, limits=Limits(slots=4, cgroups=2, resolved_bits=4))
     parent = make_cgroup()
     for _ in range(12):
         cgroup = make_cgroup(parent)
@@ -201,6 +201,38 @@ def test_close_may_be_repeated_and_reads_nothing_afterwards(loader):
     assert blocks(probe) == {}
     assert probe.status().state is ProbeState.UNAVAILABLE
     probe.manage([1])
+
+
+def test_where_typed_programs_are_refused_raw_tracepoints_count_the_same(loader, make_cgroup, data, monkeypatch):
+    def refuse(name, code, type_id):
+        raise OSError(22, "the verifier says no")
+
+    monkeypatch.setattr("bpf.loader.load_tracing", refuse)
+    probe = BlockProbe(loader)
+    cgroup = make_cgroup()
+    probe.manage([cgroup.stat().st_ino])
+    report = workload.run(cgroup, "read", data, MIB, 8)
+    assert any(name.startswith("raw_tracepoint:") for name in probe.program.attached)
+    assert only_read(probe, cgroup, data).bytes == report.bytes
+    probe.close()
+
+
+def test_what_runs_is_in_flight(probe, make_cgroup, data):
+    """Between a submission and its end, seen from another process; afterwards nothing is left."""
+    cgroup = make_cgroup()
+    probe.manage([cgroup.stat().st_ino])
+    process = workload.start(cgroup, "read", data, MIB, 400)
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    seen = set()
+    while process.poll() is None:
+        counters = probe.read(time.monotonic_ns()).blocks.get(
+            BlockKey(cgroup.stat().st_ino, workload.whole_device(data), "read")
+        )
+        seen.add(counters.in_flight if counters else 0)
+    process.communicate()
+    assert max(seen) >= 1
+    assert only_read(probe, cgroup, data).in_flight == 0
 
 
 def test_a_tier_that_this_kernel_refuses_says_why(loader):

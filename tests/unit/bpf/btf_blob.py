@@ -12,12 +12,12 @@ class BlobWriter:
     def __init__(self):
         self.strings = b"\0"
         self.types = b""
-        self.count = 0
+        self.count = self.first = 0
 
     def name(self, text):
         if not text:
             return 0
-        at = len(self.strings)
+        at = self.first + len(self.strings)
         self.strings += text.encode() + b"\0"
         return at
 
@@ -52,6 +52,13 @@ class BlobWriter:
     def prototype(self, parameters):
         extra = b"".join(struct.pack("=II", 0, type_id) for type_id in parameters)
         return self.add(FUNC_PROTO, entries=len(parameters), extra=extra)
+
+    def module(self):
+        """A writer of a module's types, whose ids and string offsets go on where these end (split BTF)."""
+        split = BlobWriter()
+        split.count, split.first = self.count, len(self.strings)
+        split.strings = b""
+        return split
 
     def blob(self, magic=0xEB9F, version=1):
         header = struct.pack("=HBBIIIII", magic, version, 0, 24, 0, len(self.types), len(self.types), len(self.strings))

@@ -81,6 +81,12 @@ def test_position_of_a_tracepoint_argument(btf):
             btf.tracepoint_argument(tracepoint, struct_name)
 
 
+def test_type_of_a_tracepoint(btf):
+    assert btf.tracepoint_type("issue") > 0
+    with pytest.raises(BtfError, match="nothing"):
+        btf.tracepoint_type("nothing")
+
+
 @pytest.mark.parametrize(
     ("blob", "complaint"),
     [
@@ -100,6 +106,22 @@ def test_an_unknown_kind_is_refused_rather_than_misread():
     w.add(25, "later")
     with pytest.raises(BtfError, match="kind 25"):
         Btf(w.blob())
+
+
+def test_a_modules_types_go_on_where_the_kernels_end(tmp_path):
+    kernel = small()
+    module = kernel.module()
+    own = module.record("own", 24, [("first", 3, 0, 0), ("second", 3, 64, 0)])
+    module.record("user", 32, [("pointer", module.pointer(own), 0, 0), ("kept", own, 64, 0)])
+    (tmp_path / "vmlinux").write_bytes(kernel.blob())
+    (tmp_path / "fuse").write_bytes(module.blob())
+    btf = KernelBtf(tmp_path / "vmlinux", tmp_path / "run")
+    assert not btf.has("user.kept")
+    extended = btf.of_module("fuse")
+    assert (extended.offset("user.kept.second"), extended.offset("outer.d")) == (16, 36)
+    assert not btf.has("own.second"), "answers of the two are kept apart"
+    with pytest.raises(BtfError, match="missing"):
+        btf.of_module("missing").offset("own.first")
 
 
 def test_answers_are_kept_for_the_boot(tmp_path):

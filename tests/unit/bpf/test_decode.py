@@ -3,10 +3,18 @@
 import numpy as np
 import pytest
 
-from bpf.decode import BLOCK_RECORD, BLOCK_SLOT, decode_block_slots, device_name, device_number, old_records
+from bpf.decode import (
+    BLOCK_RECORD,
+    BLOCK_SLOT,
+    decode_block_slots,
+    device_name,
+    device_number,
+    old_records,
+    open_records,
+)
 from bpf.samples import BlockKey
 
-NONE_OVER = np.zeros(0, BLOCK_RECORD)
+NONE = np.zeros(0, BLOCK_RECORD)
 
 
 def record(*, submitted=1_000, queued=1_500, parent=0, slot=1, epoch=5, size=512):
@@ -15,8 +23,8 @@ def record(*, submitted=1_000, queued=1_500, parent=0, slot=1, epoch=5, size=512
 
 def slots():
     memory = np.zeros(4, BLOCK_SLOT)
-    memory[1] = (77, 259 << 20 | 300, 1, 1, 5, 12, 1, 512, 0, 3584, 9_000, 81, 1_000, 3_000, 5, 0, [0, 9] + [0] * 30)
-    memory[3] = (2**63 + 1, 8 << 20, 0, 1, 0, 1, 0, 0, 0, 2**40, 7, 0, 0, 0, 0, 0, [1] + [0] * 31)
+    memory[1] = (77, 259 << 20 | 300, 1, 1, 5, 1, 512, 0, 3584, 9_000, 81, 1_000, 3_000, 5, 0, [0, 9] + [0] * 30)
+    memory[3] = (2**63 + 1, 8 << 20, 0, 1, 0, 0, 0, 0, 2**40, 7, 0, 0, 0, 0, 0, [1] + [0] * 31)
     return memory
 
 
@@ -24,11 +32,12 @@ def test_layout_is_that_of_the_c_struct():
     """Six cache lines and one; what ends write begins with the second line."""
     assert (BLOCK_SLOT.itemsize, BLOCK_RECORD.itemsize) == (6 * 64, 64)
     assert (BLOCK_SLOT.fields["bytes"][1], BLOCK_SLOT.fields["histogram"][1]) == (64, 128)
-    assert BLOCK_SLOT.fields["started"][1] == 24
+    assert BLOCK_SLOT.fields["missed"][1] == 24
 
 
 def test_live_slots_become_counters():
-    found = decode_block_slots(slots(), NONE_OVER, throttle=True)
+    running = np.array([record(), record()], BLOCK_RECORD)
+    found = decode_block_slots(slots(), running, NONE, throttle=True)
     assert list(found) == [BlockKey(77, "259:300", "write"), BlockKey(2**63 + 1, "8:0", "read")]
     counters = found[BlockKey(77, "259:300", "write")]
     assert (counters.requests, counters.bytes, counters.in_flight) == (10, 4096, 2)
@@ -37,43 +46,44 @@ def test_live_slots_become_counters():
 
 
 def test_what_the_tier_cannot_tell_is_unknown_not_zero():
-    found = decode_block_slots(slots(), NONE_OVER, throttle=False)
+    found = decode_block_slots(slots(), NONE, NONE, throttle=False)
     assert {counters.throttle_ns for counters in found.values()} == {None}
 
 
 def test_ends_that_were_missed_count():
-    over = np.array([record(size=4096), record(size=8192), record(epoch=4, size=1 << 30)], BLOCK_RECORD)
-    counters = decode_block_slots(slots(), over, throttle=True)[BlockKey(77, "259:300", "write")]
-    assert (counters.requests, counters.bytes, counters.in_flight) == (12, 3 * 4096 + 4096, 0)
+    over = np.array([record(size=4096), record(size=8192)], BLOCK_RECORD)
+    running = np.append(over, np.array([record()], BLOCK_RECORD))
+    counters = decode_block_slots(slots(), running, over, throttle=True)[BlockKey(77, "259:300", "write")]
+    assert (counters.requests, counters.bytes, counters.in_flight) == (12, 3 * 4096 + 4096, 1)
     assert sum(counters.histogram) == 9, "an end without a time is in no bucket"
 
 
 def test_decoding_leaves_the_memory_as_it_is():
     memory = slots()
-    decode_block_slots(memory, np.array([record()], BLOCK_RECORD), throttle=True)
+    over = np.array([record()], BLOCK_RECORD)
+    decode_block_slots(memory, over, over, throttle=True)
     assert (memory == slots()).all()
 
 
 @pytest.mark.parametrize(
-    ("entry", "chosen"),
+    ("entry", "is_open", "is_old"),
     [
-        (record(), True),
-        (record(submitted=2_000), False),
-        (record(submitted=0), False),
-        (record(queued=0), False),
-        (record(parent=64), False),
+        (record(), True, True),
+        (record(submitted=2_000), True, False),
+        (record(queued=0), True, False),
+        (record(submitted=0), False, False),
+        (record(parent=64), False, False),
+        (record(epoch=4), False, False),
+        (record(slot=4), False, False),
     ],
 )
-def test_old_records_are_whole_bios_past_the_throttle(entry, chosen):
+def test_records_of_bios_that_run_and_of_old_ones_past_the_throttle(entry, is_open, is_old):
+    """Wholes alone, of slots that have not changed hands; a record may be read while it is written."""
     bios = np.array([0, 4096, 0], np.uint64)
     records = np.array([record(), entry, record()], BLOCK_RECORD)
-    assert old_records(bios, records, 2_000).size == chosen
-
-
-def test_a_slot_read_while_it_changes_has_nothing_negative_in_flight():
-    memory = slots()
-    memory["started"] = 0
-    assert {c.in_flight for c in decode_block_slots(memory, NONE_OVER, throttle=True).values()} == {0}
+    running = open_records(bios, records, slots())
+    assert running.size == is_open
+    assert old_records(running, 2_000).size == is_old
 
 
 @pytest.mark.parametrize("name", ["8:0", "259:1048575", "4095:7"])

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from bpf.decode import BLOCK_RECORD, BLOCK_SLOT, decode_block_slots, old_records
+from bpf.decode import BLOCK_RECORD, BLOCK_SLOT, decode_block_slots, old_records, open_records
 
 
 def test_memory_may_change_while_it_is_searched():
@@ -24,8 +24,9 @@ def test_memory_may_change_while_it_is_searched():
     writer.start()
     try:
         for _ in range(3000):
-            over = old_records(bios, records, 10)
-            decode_block_slots(slots, over, throttle=True)
+            running = open_records(bios, records, slots)
+            over = old_records(running, 10)
+            decode_block_slots(slots, running, over, throttle=True)
     finally:
         done.set()
         writer.join()
