@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agent.errors import PrefetchdError
 from agent.simulate.scenario import load_scenario
-from tests.lab import bench
+from tests.lab import bench, causes
 from tests.lab.cache import PROJECT
 from tests.lab.demo import demo
 from tests.lab.devices import devices_of
@@ -36,6 +36,7 @@ examples:
   python -m tests.lab pytest -- tests/lab/guest -k io_max
   python -m tests.lab scenario tests/lab/scenarios/ssd-greedy.toml --peer bfqw --out /tmp/lab
   python -m tests.lab bench --scenario ssd-greedy --policy none,bfqw,adaptive --json out/bench.json
+  python -m tests.lab causes --runs 10 --json out/causes.json
 
 exit status:
   0..124, 126..255  the status of the command in the guest (pytest: 1 tests failed, 5 none selected)
@@ -95,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.lab", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="shell | run | pytest | scenario | bench | demo")
+    commands = parser.add_subparsers(required=True, metavar="shell | run | pytest | scenario | bench | causes | demo")
     shell = commands.add_parser("shell", help="open a root shell in the guest")
     shell.set_defaults(run=_shell)
     demonstration = commands.add_parser("demo", help="training jobs beside a greedy reader, without and with control")
@@ -121,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_scenario)
     _machine_options(command)
     bench.add_arguments(commands.add_parser("bench", help="compare policies on scenarios; writes JSON and a page"))
+    causes.add_arguments(commands.add_parser("causes", help="ask why jobs starve that were made to; prints the matrix"))
     return parser
 
 

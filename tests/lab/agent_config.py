@@ -25,7 +25,7 @@ nfs = {nfs}
 object_store = false
 page_cache = {page_cache}
 dataloader = false
-workers = false
+workers = {workers}
 """
 
 _DEVICE = """
@@ -43,11 +43,16 @@ HDD_RANDOM_BYTES_PER_SECOND = 25 << 20
 HDD_RANDOM_IOPS = 105
 
 
-def configuration(scenario: Scenario, numbers: Mapping[str, str], policy: str = "adaptive") -> str:
-    """TOML for `prefetchd run --config`; `numbers` gives the `maj:min` of each of the scenario's devices."""
+def configuration(
+    scenario: Scenario, numbers: Mapping[str, str], policy: str = "adaptive", *, workers: bool = False
+) -> str:
+    """TOML for `prefetchd run --config`; `numbers` gives the `maj:min` of each of the scenario's devices.
+
+    `workers`: whether to tell what the trainers' workers do with their time.
+    """
     nfs = any(device.kind == "nfs" for device in scenario.devices)
     page_cache = any(job.access == "filesystem" for job in scenario.jobs)
-    text = _GROUPS.format(policy=policy, nfs=_toml(nfs), page_cache=_toml(page_cache))
+    text = _GROUPS.format(policy=policy, nfs=_toml(nfs), page_cache=_toml(page_cache), workers=_toml(workers))
     for device in scenario.devices:
         if device.name not in numbers:
             continue
@@ -62,7 +67,9 @@ def _toml(value: bool) -> str:
     return "true" if value else "false"
 
 
-def write_configuration(path: Path, scenario: Scenario, numbers: Mapping[str, str], policy: str = "adaptive") -> Path:
+def write_configuration(
+    path: Path, scenario: Scenario, numbers: Mapping[str, str], policy: str = "adaptive", *, workers: bool = False
+) -> Path:
     """Write `configuration(...)` to `path`."""
-    path.write_text(configuration(scenario, numbers, policy))
+    path.write_text(configuration(scenario, numbers, policy, workers=workers))
     return path

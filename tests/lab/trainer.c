@@ -246,6 +246,7 @@ static void work(uint64_t life, uint64_t worker)
 	uint64_t state = set.seed * 1000003 + life * 10007 + worker, batch, first;
 	void *buffer = NULL;
 
+	prctl(PR_SET_NAME, "pt_data_worker"); // as PyTorch calls them: that is how an agent knows workers
 	if (set.slow_path)
 		slow = open_source(set.slow_path, set.slow_offset, set.slow_span);
 	if (posix_memalign(&buffer, 4096, set.read_size))
