@@ -5,7 +5,7 @@
 | cold_start | iterations since start <= 10, first-IO latency >= 3 x steady state | paper, section 2, mode 1 |
 | cache_thrash | variance of the hit ratio over a window above a threshold, its mean below a floor | paper, mode 2 |
 | remote_congestion | share of request time spent queueing; low queue, against the packet rate | paper, mode 3 |
-| self_throttled | waits in blk-throttle and achieves >= 90 % of its own quota | design, section 3 |
+| self_throttled | waits in blk-throttle and, where the cap is ours, achieves >= 90 % of it | design, section 3 |
 | cpu_bound | preparation workers busy on a CPU rather than blocked on storage | design, section 3 |
 | device_contention | others use the device, which is busy or slower than normal for this job | design, section 3 |
 """
@@ -231,19 +231,24 @@ def _strengths(
 def _self_throttled(
     signals: Signals, node: NodeContext, settings: DiagnosisSettings, evidence: dict[str, float]
 ) -> float:
-    """Waiting at its own cap; where the tier cannot tell the throttle wait, reaching the cap is weak evidence."""
+    """Waiting at its own cap; where the tier cannot tell the throttle wait, reaching the cap is weak evidence.
+
+    On a device where this agent caps the job by no quota, the wait tells of a cap that somebody else set.
+    """
     best = 0.0
-    for name, quota in node.quota_share.items():
-        device = signals.devices.get(name)
-        if device is None or quota <= 0.0:
-            continue
-        achieved = node.used_share.get(name, 0.0) / quota
-        reached = _grade(achieved, settings.achieved_ratio, 1.0)
-        waits = 0.5 if device.throttle_ratio is None else _grade(device.throttle_ratio, settings.throttle_ratio, 0.5)
-        if min(reached, waits) >= best:
-            best = min(reached, waits)
-            evidence["quota_achieved_ratio"] = achieved
-            evidence["throttle_ratio"] = device.throttle_ratio or 0.0
+    for name, device in signals.devices.items():
+        quota, waited = node.quota_share.get(name, 0.0), device.throttle_ratio
+        waits = None if waited is None else _grade(waited, settings.throttle_ratio, 0.5)
+        achieved = node.used_share.get(name, 0.0) / quota if quota > 0.0 else None
+        if achieved is None:
+            strength = waits or 0.0
+        else:
+            strength = min(_grade(achieved, settings.achieved_ratio, 1.0), 0.5 if waits is None else waits)
+        if strength > best:
+            best = strength
+            evidence["throttle_ratio"] = waited or 0.0
+            if achieved is not None:
+                evidence["quota_achieved_ratio"] = achieved
     return best
 
 

@@ -60,6 +60,13 @@ class TestCauses:
         node = NodeContext(quota_share={SSD: 0.5}, used_share={SSD: 0.1}, others_share={SSD: 0.85})
         assert cause(20, node=node, devices=devices) is Cause.DEVICE_CONTENTION
 
+    def test_a_cap_that_somebody_else_set_shows_by_its_wait(self):
+        _, result = run(20, devices={SSD: device_signals(throttle_ratio=0.6)})
+        assert result.cause is Cause.SELF_THROTTLED
+        assert "quota_achieved_ratio" not in result.evidence
+        assert cause(20, devices={SSD: device_signals(throttle_ratio=0.1)}) is Cause.NONE
+        assert cause(20, devices={SSD: device_signals(throttle_ratio=None)}) is Cause.NONE
+
     def test_reaching_the_cap_is_weak_evidence_where_the_wait_is_unknown(self):
         devices = {SSD: device_signals(throttle_ratio=None)}
         _, result = run(20, node=NodeContext(quota_share={SSD: 0.1}, used_share={SSD: 0.1}), devices=devices)
