@@ -3,7 +3,7 @@
 | cause | indicator (0..1 from `enough` to `certain`) | source |
 |---|---|---|
 | cold_start | iterations since start <= 10, first-IO latency >= 3 x steady state | paper, section 2, mode 1 |
-| cache_thrash | variance of the hit ratio over a window above a threshold, its mean below a floor | paper, mode 2 |
+| cache_thrash | hit ratio below a floor over a window, and varying or stuck halfway | paper, mode 2; lab |
 | remote_congestion | share of request time spent queueing; low queue, against the packet rate | paper, mode 3 |
 | self_throttled | waits in blk-throttle and, where the cap is ours, achieves >= 90 % of it | design, section 3 |
 | cpu_bound | preparation workers busy on a CPU rather than blocked on storage | design, section 3 |
@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 
@@ -33,12 +33,22 @@ INACTIONABLE = frozenset({Cause.CPU_BOUND, Cause.REMOTE_CONGESTION})
 """Causes that no share of a local device can cure."""
 
 
+RISE = 0.03
+"""A hit ratio whose later half lies this much above the earlier rises."""
+
+FALLBACKS = (Cause.COLD_START, Cause.REMOTE_CONGESTION)
+"""What is left when nothing else has enough evidence: a start known by its iteration alone, then a job that reads from
+remote storage and has no other reason to wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class DiagnosisSettings:
     """Thresholds (ratios 0..1 unless named otherwise) and times in seconds.
 
-    A job counts as starving below `starving_score`, or for `starving_seconds` after it last waited. A cause replaces
-    another only after `confirm_seconds` ahead of it, and leaves `release_seconds` after the indicators did.
+    Below `hit_useful` the cache keeps nothing that is read again; a hit ratio that does not rise over `trend_seconds`
+    is one that the cache cannot better. A job counts as starving below `starving_score`, or for `starving_seconds`
+    after it last waited. A cause replaces another only after `confirm_seconds` ahead of it, and leaves
+    `release_seconds` after the indicators did.
     """
 
     starving_score: float = 60.0
@@ -48,9 +58,12 @@ class DiagnosisSettings:
     hit_window_seconds: float = 20.0
     hit_points: int = 64
     hit_variance: float = 0.01
-    hit_floor: float = 0.6
+    hit_floor: float = 0.8
+    hit_useful: float = 0.15
+    trend_seconds: float = 8.0
     queueing_ratio: float = 0.3
     remote_share: float = 0.3
+    remote_mostly: float = 0.5
     throttle_ratio: float = 0.2
     achieved_ratio: float = 0.9
     cpu_ratio: float = 0.7
@@ -114,11 +127,11 @@ def diagnose(
 
 
 def _first(strengths: Mapping[Cause, float], settings: DiagnosisSettings) -> Cause:
-    """The most specific cause with enough evidence; else a cold start known by its iteration alone; else none."""
+    """The most specific cause with enough evidence; else one by elimination (`FALLBACKS`); else none."""
     for cause, strength in strengths.items():
         if strength >= settings.enough:
             return cause
-    return Cause.COLD_START if strengths.get(Cause.COLD_START, 0.0) >= settings.fallback else Cause.NONE
+    return next((cause for cause in FALLBACKS if strengths.get(cause, 0.0) >= settings.fallback), Cause.NONE)
 
 
 def _settle(state: DiagnosisState, best: Cause, now: float, settings: DiagnosisSettings) -> DiagnosisState:
@@ -223,7 +236,7 @@ def _strengths(
         Cause.CPU_BOUND: _cpu_bound(signals, settings, evidence),
         Cause.REMOTE_CONGESTION: _remote(signals, state, settings, evidence),
         Cause.COLD_START: _cold_start(signals, state, settings, evidence),
-        Cause.CACHE_THRASH: _cache_thrash(state, settings, evidence),
+        Cause.CACHE_THRASH: _cache_thrash(signals, node, state, settings, evidence),
         Cause.DEVICE_CONTENTION: _contention(signals, node, settings, evidence),
     }
 
@@ -260,14 +273,21 @@ def _cpu_bound(signals: Signals, settings: DiagnosisSettings, evidence: dict[str
 
 
 def _remote(signals: Signals, state: DiagnosisState, settings: DiagnosisSettings, evidence: dict[str, float]) -> float:
-    """Queueing share of remote requests; a latency that is normal all the same speaks against it."""
-    share = sum(device.access_share for device in signals.devices.values() if device.medium is Medium.REMOTE)
-    if signals.remote_queueing_ratio is None or share < settings.remote_share:
+    """Queueing share of remote requests; a latency that is normal all the same speaks against it.
+
+    A request queues in the client (what the probe calls so) and at the link, where it only lengthens the round trip:
+    that part is what the latency exceeds its normal by. A job that reads mostly from remote storage keeps some
+    suspicion: where the link was narrow from the first moment no normal was ever seen.
+    """
+    remote = [device for device in signals.devices.values() if device.medium is Medium.REMOTE]
+    share = sum(device.access_share for device in remote)
+    if share < settings.remote_share:
         return 0.0
-    evidence["remote_queueing_ratio"] = signals.remote_queueing_ratio
-    evidence["remote_share"] = share
-    strength = _grade(signals.remote_queueing_ratio, settings.queueing_ratio, 2.0 * settings.queueing_ratio)
-    slower = _slowdown(device for device in signals.devices.values() if device.medium is Medium.REMOTE)
+    slower = _slowdown(remote)
+    delayed = 1.0 - 1.0 / slower if slower is not None and slower > 1.0 else 0.0
+    queueing = max(signals.remote_queueing_ratio or 0.0, delayed)
+    evidence["remote_queueing_ratio"], evidence["remote_share"] = queueing, share
+    strength = _grade(queueing, settings.queueing_ratio, 2.0 * settings.queueing_ratio)
     if slower is not None and slower < 1.2:
         strength *= 0.5
     fraction = _queue_fraction(signals)
@@ -277,7 +297,7 @@ def _remote(signals: Signals, state: DiagnosisState, settings: DiagnosisSettings
     if related is not None:
         evidence["packet_correlation"] = related
         strength *= 1.0 - 0.2 * related
-    return min(1.0, strength)
+    return min(1.0, max(strength, settings.fallback if share >= settings.remote_mostly else 0.0))
 
 
 def _cold_start(
@@ -297,16 +317,43 @@ def _cold_start(
     return _grade(times, settings.cold_latency_times, 2.0 * settings.cold_latency_times)
 
 
-def _cache_thrash(state: DiagnosisState, settings: DiagnosisSettings, evidence: dict[str, float]) -> float:
-    """Variance and mean of the hit ratio over the window (at least 8 points)."""
+def _cache_thrash(
+    signals: Signals, node: NodeContext, state: DiagnosisState, settings: DiagnosisSettings, evidence: dict[str, float]
+) -> float:
+    """Mean of the hit ratio over the window (at least 8 points), and its variance or that it stays halfway.
+
+    Jobs that read at random evict each other evenly: then the ratio does not vary, as the paper has it, but stands
+    still between useless and good, while that of a cache that fills rises. A job that gets little of a device that
+    others use suffers from them, whatever the cache keeps.
+    """
     if len(state.hits) < 8:
         return 0.0
     values = [hit for _, hit in state.hits]
     mean = sum(values) / len(values)
     variance = sum((value - mean) ** 2 for value in values) / len(values)
     evidence["cache_hit_mean"], evidence["cache_hit_variance"] = mean, variance
-    low = _grade(1.0 - mean, 1.0 - settings.hit_floor, 1.0)
-    return min(low, _grade(variance, settings.hit_variance, 4.0 * settings.hit_variance))
+    low = _grade(1.0 - mean, 1.0 - settings.hit_floor, 1.0 - settings.hit_useful)
+    varies = _grade(variance, settings.hit_variance, 4.0 * settings.hit_variance)
+    halfway = _grade(mean, settings.hit_useful, 2.0 * settings.hit_useful)
+    rising = _rising([point for point in state.hits if point[0] >= signals.time - settings.trend_seconds])
+    return min(low, max(varies, halfway)) * (1.0 - rising) * min(1.0, 4.0 * _own_part(signals, node))
+
+
+def _rising(points: Sequence[tuple[float, float]]) -> float:
+    """0..1: how plainly the values rise with time, 0 below 8 points or where the later half is hardly higher."""
+    related = _correlation(points)
+    if related is None or related <= 0.0:
+        return 0.0
+    half = len(points) // 2
+    higher = (sum(value for _, value in points[-half:]) - sum(value for _, value in points[:half])) / half
+    return related**2 * clip(higher / RISE, 0.0, 1.0)
+
+
+def _own_part(signals: Signals, node: NodeContext) -> float:
+    """The job's part of all that is achieved of its devices, 0..1; 1 where nothing is known."""
+    own = sum(node.used_share.get(name, 0.0) for name in signals.devices)
+    others = sum(node.others_share.get(name, 0.0) for name in signals.devices)
+    return own / (own + others) if own + others > 0.0 else 1.0
 
 
 def _contention(signals: Signals, node: NodeContext, settings: DiagnosisSettings, evidence: dict[str, float]) -> float:
@@ -337,7 +384,7 @@ def _slowdown(devices: Iterable[DeviceSignals]) -> float | None:
     return max(times, default=None)
 
 
-def _correlation(points: tuple[tuple[float, float], ...]) -> float | None:
+def _correlation(points: Sequence[tuple[float, float]]) -> float | None:
     """Pearson's r over the window; None below 8 points or without variation."""
     if len(points) < 8:
         return None

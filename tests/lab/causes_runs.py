@@ -189,12 +189,12 @@ def _remote_congestion(chance: random.Random, number: int) -> Labelled:
 def _cache_thrash(chance: random.Random, number: int) -> Labelled:
     """Two jobs that read again and again what does not fit into the memory that they share."""
     data = [ByteSize(chance.randint(80, 128) * MIB) for _ in range(2)]
-    memory = round(sum(data) * chance.uniform(0.45, 0.70))
+    memory = round(sum(data) * chance.uniform(0.40, 0.55))
     jobs, shown = [], {"shared_memory_mib": memory // MIB}
     for name, size in zip((SUBJECT, "peer0"), data, strict=True):
         job, more = _job(
             chance,
-            chance.uniform(1.2, 1.7) * DRIVE.bytes_per_second,
+            chance.uniform(1.4, 1.8) * DRIVE.bytes_per_second,
             name=name,
             access="filesystem",
             data=size,
@@ -203,8 +203,8 @@ def _cache_thrash(chance: random.Random, number: int) -> Labelled:
         )
         jobs.append(job)
         shown |= more
-    scenario = _scenario("cache_thrash", 15.0, tuple(jobs))
-    return Labelled("cache_thrash", number, scenario, 5.0, shared_memory=memory, parameters=shown)
+    scenario = _scenario("cache_thrash", 18.0, tuple(jobs))  # the cache is full well before 9 s
+    return Labelled("cache_thrash", number, scenario, 9.0, shared_memory=memory, parameters=shown)
 
 
 def _cold_start(chance: random.Random, number: int) -> Labelled:

@@ -6,6 +6,7 @@ from tests.unit.agent.builders import HDD, SSD, device_signals, health, signals
 
 SETTINGS = DiagnosisSettings()
 ALONE = NodeContext()
+SHARED = NodeContext(used_share={SSD: 0.4}, others_share={SSD: 0.5})
 CROWDED = NodeContext(used_share={SSD: 0.1}, others_share={SSD: 0.85})
 
 
@@ -86,11 +87,27 @@ class TestCauses:
         _, result = run(20, devices=devices, remote_queueing_ratio=0.7, queue_depth=0.0)
         assert result.cause is Cause.REMOTE_CONGESTION
         assert not result.actionable
-        assert result.evidence["remote_queueing_ratio"] == pytest.approx(0.7)
+        assert result.evidence["remote_queueing_ratio"] == pytest.approx(0.9)
 
-    def test_queueing_at_the_usual_latency_is_no_congestion(self):
+    @pytest.mark.parametrize("backlog", [None, 0.0])
+    def test_queueing_at_the_link_shows_by_the_round_trip(self, backlog):
+        devices = {
+            "nas:/d": device_signals("nas:/d", medium=Medium.REMOTE, latency_seconds=0.05, reference_seconds=0.02)
+        }
+        _, result = run(20, devices=devices, remote_queueing_ratio=backlog)
+        assert result.cause is Cause.REMOTE_CONGESTION
+        assert result.evidence["remote_queueing_ratio"] == pytest.approx(0.6)
+        assert result.confidence == pytest.approx(1.0)
+
+    def test_at_the_usual_latency_a_mount_is_only_suspected(self):
+        """A link that was too narrow from the first moment has shown no better latency."""
         devices = {"nas:/d": device_signals("nas:/d", medium=Medium.REMOTE)}
-        assert cause(20, devices=devices, remote_queueing_ratio=0.35) is Cause.NONE
+        _, result = run(20, devices=devices, remote_queueing_ratio=0.35)
+        assert result.cause is Cause.REMOTE_CONGESTION
+        assert result.confidence == pytest.approx(SETTINGS.fallback)
+        assert cause(20, devices=devices, cpu_ratio=0.9) is Cause.CPU_BOUND
+        young = {"iterations_since_start": 2, "first_io_latency_seconds": 0.001}
+        assert cause(20, devices=devices, **young) is Cause.COLD_START
 
     def test_a_little_remote_reading_does_not_make_the_job_remote(self):
         devices = {
@@ -101,7 +118,7 @@ class TestCauses:
 
     def test_queue_falling_with_packets_supports_congestion(self):
         devices = {
-            "nas:/d": device_signals("nas:/d", medium=Medium.REMOTE, latency_seconds=0.2, reference_seconds=0.02)
+            "nas:/d": device_signals("nas:/d", medium=Medium.REMOTE, latency_seconds=0.03, reference_seconds=0.02)
         }
         wave = {
             "nic_packets_per_second": lambda n: 1000.0 + 100.0 * (n % 5),
@@ -128,12 +145,23 @@ class TestCauses:
 
     def test_cache_thrash_is_low_and_unsteady(self):
         thrash = {"cache_hit_ratio": lambda n: 0.1 if (n // 10) % 2 else 0.7}
-        _, result = run(200, node=CROWDED, **thrash)
+        _, result = run(200, node=SHARED, **thrash)
         assert result.cause is Cause.CACHE_THRASH
         assert result.evidence["cache_hit_mean"] == pytest.approx(0.4, abs=0.1)
         assert result.evidence["cache_hit_variance"] == pytest.approx(0.09, abs=0.02)
         assert cause(200, cache_hit_ratio=0.1) is Cause.NONE
         assert cause(200, cache_hit_ratio=lambda n: 0.99 if (n // 10) % 2 else 0.7) is Cause.NONE
+
+    def test_a_hit_ratio_stuck_halfway_is_thrash_even_when_steady(self):
+        _, result = run(200, node=SHARED, cache_hit_ratio=0.55)
+        assert result.cause is Cause.CACHE_THRASH
+        assert cause(200, node=SHARED, cache_hit_ratio=0.95) is Cause.DEVICE_CONTENTION
+
+    def test_a_cache_that_fills_is_no_thrash(self):
+        assert cause(200, node=SHARED, cache_hit_ratio=lambda n: 0.2 + 0.002 * n) is Cause.DEVICE_CONTENTION
+
+    def test_who_gets_little_of_a_crowded_device_suffers_from_the_others(self):
+        assert cause(200, node=CROWDED, cache_hit_ratio=0.55) is Cause.DEVICE_CONTENTION
 
     def test_a_cold_cache_is_no_thrash(self):
         state, _ = run(200, score=90.0, cache_hit_ratio=0.95)
