@@ -179,6 +179,7 @@ class ProbesSection(_Section, frozen=True):
 
     block: bool = True
     nfs: bool = True
+    fuse: bool = True
     object_store: bool = True
     page_cache: bool = True
     dataloader: bool = True

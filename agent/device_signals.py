@@ -10,7 +10,7 @@ from agent.job_sample import IoCounts, JobSample, SignalSettings
 from agent.reference import Reference, learn
 from agent.smoothing import gain
 from agent.types import DeviceSignals, Medium
-from bpf.samples import BlockCounters, NfsCounters, ObjectCounters
+from bpf.samples import BlockCounters, FuseCounters, NfsCounters, ObjectCounters
 
 NS = 1e-9
 
@@ -89,6 +89,7 @@ def _added(total: float | None, new: int | None, old: int | None) -> float | Non
 _NO_BLOCK = BlockCounters(0, 0, 0, 0, 0, ())
 _NO_NFS = NfsCounters(0, 0, 0, 0, 0, 0, ())
 _NO_OBJECT = ObjectCounters(0, 0, 0, 0, 0, 0, ())
+_NO_FUSE = FuseCounters(0, 0, 0, 0, ())
 _NO_IO = IoCounts(0, 0, 0, 0)
 
 
@@ -111,6 +112,10 @@ def deltas(previous: JobSample, current: JobSample) -> dict[str, Delta]:
     for object_key, objects in current.objects.items():
         remote = result.setdefault(object_key.endpoint, Delta(remote=True))
         _add_object(remote, objects, previous.objects.get(object_key, _NO_OBJECT))
+    for fuse_key, fuse in current.fuse.items():
+        if fuse_key.op != "other":
+            remote = result.setdefault(fuse_key.mount, Delta(remote=True))
+            _add_fuse(remote, fuse_key.op == "read", fuse, previous.fuse.get(fuse_key, _NO_FUSE))
     return result
 
 
@@ -155,6 +160,20 @@ def _add_object(delta: Delta, new: ObjectCounters, old: ObjectCounters) -> None:
     delta.squares += _grown(new.last_byte_us_squared, old.last_byte_us_squared) * 1e-12
     delta.queue = _added(delta.queue, new.first_byte_ns, old.first_byte_ns)
     delta.in_flight += new.open_connections
+
+
+def _add_fuse(delta: Delta, read: bool, new: FuseCounters, old: FuseCounters) -> None:
+    requests, size = _grown(new.requests, old.requests), _grown(new.bytes, old.bytes)
+    latency = _grown(new.total_ns, old.total_ns) * NS
+    delta.total += latency
+    if not read:
+        delta.wbytes += size
+        delta.writes += requests
+        return
+    delta.rbytes += size
+    delta.reads += requests
+    delta.latency += latency
+    delta.squares += _grown(new.total_us_squared, old.total_us_squared) * 1e-12
 
 
 class Pace(NamedTuple):

@@ -11,6 +11,8 @@ from bpf.samples import (
     BlockCounters,
     BlockKey,
     CacheCounters,
+    FuseCounters,
+    FuseKey,
     NfsCounters,
     NfsKey,
     ObjectCounters,
@@ -48,6 +50,7 @@ class JobSample:
     io_stat: Mapping[str, IoCounts] = field(default_factory=dict)
     pressure_some_seconds: float | None = None
     nic_packets: int | None = None
+    fuse: Mapping[FuseKey, FuseCounters] = field(default_factory=dict)
 
 
 NORMAL_LATENCY_SECONDS: Mapping[Medium, float] = {Medium.SSD: 0.002, Medium.HDD: 0.015, Medium.REMOTE: 0.020}

@@ -208,7 +208,7 @@ def _buckets(histogram: tuple[int, ...]) -> list[tuple[str, float]]:
 
 
 def _remote_families(report: TickReport, jobs: list[JobReport]) -> Families:
-    """NFS and object-store latency per job, summed over its mounts and endpoints (their names are no labels)."""
+    """NFS, object-store and FUSE latency per job, summed over mounts and endpoints (their names are no labels)."""
     nfs = HistogramMetricFamily("prefetchd_nfs_latency_seconds", "NFS request latency, backlog included.",
                                 labels=(*JOB_LABELS, "op"))  # fmt: skip
     objects = HistogramMetricFamily(
@@ -227,7 +227,15 @@ def _remote_families(report: TickReport, jobs: list[JobReport]) -> Families:
     for (job, _), (histogram, nanoseconds) in rows.items():
         if job in known:
             objects.add_metric(_labels(known[job]), _buckets(tuple(histogram)), nanoseconds / 1e9)
-    yield from (nfs, objects)
+    fuse = HistogramMetricFamily("prefetchd_fuse_latency_seconds", "FUSE request latency; other: open, look-up, etc.",
+                                 labels=(*JOB_LABELS, "op"))  # fmt: skip
+    rows = {}
+    for mount, asked in report.sample.fuse.items():
+        _add(rows, (mount.cgroup_id, mount.op), asked.histogram, asked.total_ns)
+    for (job, op), (histogram, nanoseconds) in rows.items():
+        if job in known:
+            fuse.add_metric([*_labels(known[job]), op], _buckets(tuple(histogram)), nanoseconds / 1e9)
+    yield from (nfs, objects, fuse)
 
 
 def _add(

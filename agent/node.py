@@ -102,7 +102,7 @@ class LocalNode:
     def job_samples(self, sample: Sample, jobs: Mapping[JobId, Job]) -> Mapping[JobId, JobSample]:
         """The sample by job; io.stat joins in where the block probe is missing."""
         parts = split_by_job(sample, jobs)
-        if sample.nfs or sample.objects:
+        if sample.nfs or sample.objects or sample.fuse:
             packets = self._packets.at(sample.time_ns)
             parts = {job: replace(part, nic_packets=packets) for job, part in parts.items()}
         if any(probe.name == "block" and probe.status().state is not ProbeState.UNAVAILABLE for probe in self._probes):
@@ -170,6 +170,9 @@ def split_by_job(sample: Sample, jobs: Mapping[JobId, Job]) -> dict[JobId, JobSa
     objects: dict[JobId, dict] = defaultdict(dict)  # type: ignore[type-arg]
     for object_key, request in sample.objects.items():
         objects[object_key.cgroup_id][object_key] = request
+    fuse: dict[JobId, dict] = defaultdict(dict)  # type: ignore[type-arg]
+    for fuse_key, asked in sample.fuse.items():
+        fuse[fuse_key.cgroup_id][fuse_key] = asked
     streams: dict[JobId, list] = defaultdict(list)  # type: ignore[type-arg]
     for stream in sample.streams:
         streams[stream.cgroup_id].append(stream)
@@ -183,6 +186,7 @@ def split_by_job(sample: Sample, jobs: Mapping[JobId, Job]) -> dict[JobId, JobSa
             objects=objects.get(job, {}),
             cache=sample.cache.get(job),
             workers=sample.workers.get(job),
+            fuse=fuse.get(job, {}),
         )
         for job in jobs
     }

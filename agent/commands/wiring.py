@@ -22,6 +22,7 @@ from agent.server import Endpoint
 from agent.snapshot import snapshot
 from bpf.block import BlockProbe
 from bpf.dataloader import DataLoaderProbe
+from bpf.fuse import FuseProbe
 from bpf.loader import Loader
 from bpf.nfs import NfsProbe
 from bpf.object_store import ANY_PEER, ObjectStoreProbe
@@ -45,6 +46,7 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
     ladder: tuple[tuple[bool, Callable[[], Probe]], ...] = (
         (wanted.block, lambda: BlockProbe(loader)),
         (wanted.nfs, lambda: NfsProbe(loader)),
+        (wanted.fuse, lambda: FuseProbe(loader)),
         (wanted.page_cache, lambda: PageCacheProbe(loader)),
         (wanted.object_store, lambda: _object_store(config, loader)),
         (wanted.dataloader, lambda: DataLoaderProbe(loader)),

@@ -12,6 +12,8 @@ from bpf.samples import (
     BlockCounters,
     BlockKey,
     CacheCounters,
+    FuseCounters,
+    FuseKey,
     IterationEvent,
     NfsCounters,
     NfsKey,
@@ -29,6 +31,7 @@ STREAM = ("source", "validation", "iterations", "depth", "capacity", "wait_ns", 
           "last_iteration_ns", "grade", "samples", "epoch")  # fmt: skip
 NFS = ("requests", "bytes", "backlog_ns", "round_trip_ns", "total_ns", "total_us_squared")
 OBJECT = ("requests", "bytes", "first_byte_ns", "last_byte_ns", "last_byte_us_squared", "open_connections")
+FUSE = ("requests", "bytes", "total_ns", "total_us_squared")
 CACHE = ("read_bytes", "missed_bytes")
 WORKERS = ("on_cpu_ns", "block_ns", "nfs_ns", "network_ns", "fault_ns", "other_ns", "runnable_ns")
 BUCKETS, PLACE = "buckets", "place"
@@ -56,6 +59,9 @@ def flatten(sample: JobSample) -> tuple[Flat, list[Events]]:
     for object_key, request in sample.objects.items():
         _put(flat, ("o", object_key.endpoint), request, OBJECT)
         _put_histogram(flat, ("o", object_key.endpoint), request.histogram)
+    for fuse_key, asked in sample.fuse.items():
+        _put(flat, ("u", fuse_key.mount, fuse_key.op), asked, FUSE)
+        _put_histogram(flat, ("u", fuse_key.mount, fuse_key.op), asked.histogram)
     if sample.cache is not None:
         _put(flat, ("c",), sample.cache, CACHE)
     if sample.workers is not None:
@@ -103,6 +109,8 @@ def unflatten(job: JobId, time_ns: int, flat: Mapping[Path, Any], events: list[E
             parts["f"][NfsKey(job, *rest)] = NfsCounters(**_named(values, NFS), histogram=_histogram(values))
         elif kind == "o":
             parts["o"][ObjectKey(job, *rest)] = ObjectCounters(**_named(values, OBJECT), histogram=_histogram(values))
+        elif kind == "u":
+            parts["u"][FuseKey(job, *rest)] = FuseCounters(**_named(values, FUSE), histogram=_histogram(values))
         elif kind == "i":
             parts["i"][rest[0]] = IoCounts(**_named(values, IoCounts._fields))
     cache, workers, other = groups.get(("c",)), groups.get(("w",)), groups.get(("x",), {})
@@ -118,6 +126,7 @@ def unflatten(job: JobId, time_ns: int, flat: Mapping[Path, Any], events: list[E
         io_stat=parts["i"],
         pressure_some_seconds=other.get("pressure_some_seconds"),
         nic_packets=other.get("nic_packets"),
+        fuse=parts["u"],
     )
 
 

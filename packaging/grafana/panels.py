@@ -201,6 +201,8 @@ JOB_DASHBOARD = Dashboard(
                       quantile(0.99, "prefetchd_nfs_latency_seconds", JOB, "job, op"), "{{job}} {{op}}", "s"),
                 lines("Object-store latency, 99th percentile",
                       quantile(0.99, "prefetchd_object_latency_seconds", JOB, "job"), "{{job}}", "s"),
+                lines("FUSE latency, 99th percentile",
+                      quantile(0.99, "prefetchd_fuse_latency_seconds", JOB, "job, op"), "{{job}} {{op}}", "s"),
             ),
         ),
     ),

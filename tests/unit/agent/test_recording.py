@@ -31,6 +31,8 @@ from bpf.samples import (
     BlockCounters,
     BlockKey,
     CacheCounters,
+    FuseCounters,
+    FuseKey,
     IterationEvent,
     NfsCounters,
     NfsKey,
@@ -72,6 +74,10 @@ def job_samples(draw, job=7):
         st.builds(ObjectKey, st.just(job), st.just("10.0.0.1:443")),
         st.builds(ObjectCounters, BIG, BIG, BIG, BIG, BIG, st.integers(0, 99), HISTOGRAM), max_size=1,
     ))  # fmt: skip
+    fuse = draw(st.dictionaries(
+        st.builds(FuseKey, st.just(job), st.just("/mnt/s3"), st.sampled_from(["read", "write", "other"])),
+        st.builds(FuseCounters, BIG, BIG, BIG, BIG, HISTOGRAM), max_size=2,
+    ))  # fmt: skip
     names = draw(st.lists(st.sampled_from(["1/0", "1/1", "rank 2"]), unique=True))
     streams = tuple(draw(job_streams(job, name)) for name in names)
     return JobSample(
@@ -80,6 +86,7 @@ def job_samples(draw, job=7):
         workers=draw(st.none() | st.builds(WorkerTime, BIG, BIG, BIG, BIG, BIG, BIG, BIG)),
         io_stat=draw(st.dictionaries(st.just("8:0"), st.builds(IoCounts, BIG, BIG, BIG, BIG))),
         pressure_some_seconds=draw(st.none() | st.floats(0, 1e9)), nic_packets=draw(MAYBE),
+        fuse=fuse,
     )  # fmt: skip
 
 

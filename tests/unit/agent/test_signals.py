@@ -8,7 +8,7 @@ from agent.job_sample import JobSample, SignalSettings
 from agent.reference import learn
 from agent.signals import IoCounts, derive
 from agent.types import Medium
-from bpf.samples import CacheCounters, NfsCounters, NfsKey, ObjectCounters, ObjectKey, WorkerTime
+from bpf.samples import CacheCounters, FuseCounters, FuseKey, NfsCounters, NfsKey, ObjectCounters, ObjectKey, WorkerTime
 from tests.unit.agent.builders import HDD, MIB, MS, SECOND, SSD, block, event, reads, stream, writes
 
 SETTINGS = SignalSettings({SSD: Medium.SSD, HDD: Medium.HDD})
@@ -370,6 +370,20 @@ def test_remote_storage():
     assert mount.queueing_ratio == pytest.approx(0.6)
     assert signals.devices["10.0.0.1:9000"].queueing_ratio == pytest.approx(0.5)
     assert signals.remote_queueing_ratio == pytest.approx(0.55)
+
+
+def test_a_user_space_file_system_is_remote_and_its_look_ups_are_no_reads():
+    ops = ("read", "write", "other")
+    before = {FuseKey(1, "/mnt/s3", op): FuseCounters(0, 0, 0, 0, ()) for op in ops}
+    after = {
+        FuseKey(1, "/mnt/s3", "read"): FuseCounters(10, MIB, 80 * MS, 10 * 8_000**2, ()),
+        FuseKey(1, "/mnt/s3", "write"): FuseCounters(5, 2 * MIB, 10 * MS, 5 * 2_000**2, ()),
+        FuseKey(1, "/mnt/s3", "other"): FuseCounters(90, 0, 900 * MS, 90 * 10_000**2, ()),
+    }
+    mount = feed([at(0, fuse=before), at(1000, fuse=after)])[-1].devices["/mnt/s3"]
+    assert mount.medium is Medium.REMOTE
+    assert mount.latency_seconds == pytest.approx(0.008)
+    assert mount.queueing_ratio is None
 
 
 def test_packets_per_second():

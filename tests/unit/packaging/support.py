@@ -29,6 +29,8 @@ from bpf.samples import (
     HISTOGRAM_BUCKETS,
     BlockCounters,
     BlockKey,
+    FuseCounters,
+    FuseKey,
     NfsCounters,
     NfsKey,
     ObjectCounters,
@@ -126,4 +128,5 @@ def _sample(step: int) -> Sample:
         blocks={BlockKey(job, device, op): block for job in JOBS for device in DEVICES for op in ("read", "write")},
         nfs={NfsKey(job, "server:/data", op): rpc for job in JOBS for op in ("read", "write")},
         objects={ObjectKey(job, "192.0.2.1:443"): replace(request, bytes=10**6 * step) for job in JOBS},
+        fuse={FuseKey(job, "/mnt/s3", "other"): FuseCounters(step, 0, step, 1, histogram) for job in JOBS},
     )
