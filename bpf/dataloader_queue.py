@@ -214,7 +214,7 @@ class Queue:
 
     def unsettle(self, first_seen: int | None = None) -> None:
         """Forget where the loop stands; what was sent before `first_seen` is not known."""
-        self.unsettled = True
+        self.unsettled, self._from_start = True, False
         start = self.top + 1 if first_seen is None else first_seen
         self._first_seen = start
         self._missing.clear()

@@ -151,6 +151,8 @@ def test_first_task_may_come_last_where_the_start_was_seen():
         queue.receive(1, waited=True)
         assert queue.unsettled != from_start
         assert queue.expects(0) == from_start
+        queue.unsettle()
+        assert not queue.expects(0)
 
 
 def test_another_epoch_begins_with_task_0_only_if_that_was_there_before():
