@@ -167,6 +167,19 @@ class EnforcementSection(_Section, frozen=True):
     small_change_ratio: Ratio = 0.03
 
 
+class RearrangeSection(_Section, frozen=True):
+    """Reading ahead on disks with moving parts, in enforce mode, by a helper in `cgroup`, within `memory_mib`.
+
+    `read_ahead_kb`: the disk's own read-ahead meanwhile, where it is less; 0 leaves it alone.
+    """
+
+    enabled: bool = True
+    cgroup: str = "/prefetchd-rearrange"
+    memory_mib: Annotated[int, msgspec.Meta(ge=24, le=65536)] = 192
+    read_ahead_kb: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
+    cool_down_seconds: Positive = 30.0
+
+
 class HintSection(_Section, frozen=True):
     """The socket on which training code may tell its queue state."""
 
@@ -209,6 +222,7 @@ class Config(_Section, frozen=True):
     pool: PoolSection = PoolSection()
     pid: PidSection = PidSection()
     enforcement: EnforcementSection = EnforcementSection()
+    rearrange: RearrangeSection = RearrangeSection()
     hint: HintSection = HintSection()
     probes: ProbesSection = ProbesSection()
     log: LogSection = LogSection()
@@ -331,6 +345,12 @@ def _check_paths(config: Config, source: str) -> None:
     ):
         if not path.startswith("/") and (path or not may_be_empty):
             raise ConfigError(f"{source}: key {key!r} has the value {_quoted(path)}; give a path that begins with '/'.")
+    own = config.rearrange.cgroup
+    if not own.strip("/") or not own.startswith("/") or ".." in own.split("/"):
+        raise ConfigError(
+            f"{source}: key 'rearrange.cgroup' has the value {_quoted(own)}; give a path below the cgroup root, "
+            "such as '/prefetchd-rearrange'."
+        )
     if len(os.fsencode(config.hint.socket)) > MAX_SOCKET_PATH:
         raise ConfigError(
             f"{source}: key 'hint.socket' has the value {_quoted(config.hint.socket)}; "

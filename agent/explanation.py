@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agent.top.view import lost_ratio
-from agent.units import duration, percent, queue, rate
+from agent.units import amount, duration, percent, queue, rate
 
 Row = Mapping[str, Any]
 
@@ -156,12 +156,30 @@ def _quota(row: Row, state: Row) -> Iterator[str]:
         yield f"  {_cap(one, state)}"
         if one["regular_ratio"] is not None:
             yield f"  {_entitled(one)}"
+        if one.get("rearrange"):
+            yield f"  {_rearranged(one['rearrange'])}"
         if one["pid"]:
             terms = one["pid"]
             yield (
                 f"  controller: {terms['error_points']:+.0f} points to go, change {100 * terms['output']:+.0f} % "
                 f"(P {terms['proportional']:+.3f}, I {terms['integral']:+.3f}, D {terms['derivative']:+.3f})"
             )
+
+
+def _rearranged(one: Row) -> str:
+    """Reading ahead: a job that starves on a disk with moving parts gets what it reads next in the disk's own order."""
+    if one["state"] == "would":
+        return "in mode enforce the agent would read ahead for it"
+    moved = amount(one["ahead_bytes"], "B")
+    if one["state"] != "running":
+        state = "does not read ahead for it" if one["state"] == "idle" else "stays from reading ahead for it"
+        why = f" ({one['why']})" if one["why"] else ""
+        return f"the agent {state} now{why}; {moved} so far"
+    told = [] if one["hit_ratio"] is None else [f"it uses {percent(one['hit_ratio'])} of that"]
+    if one["gain_seconds"] is not None:
+        more = "less" if one["gain_seconds"] >= 0 else "more"
+        told.append(f"waits {duration(abs(one['gain_seconds']))} {more} per iteration")
+    return ", ".join([f"the agent reads ahead for it, {moved} so far", *told])
 
 
 def _needs(one: Row) -> str:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from agent.core import Core
+from agent.core import Core, CoreResult
 from agent.jobs import by_id
 from agent.limits import Desired, desired_limits
+from agent.rearranger import Pass
 from agent.signals import JobSample
 from agent.stopping import SignalFlags
-from agent.types import Decision, DeviceView, Job, JobId, Slot, TickReport
+from agent.types import Decision, DeviceView, Job, JobId, RearrangeReport, Slot, TickReport
 from bpf.samples import ProbeState, ProbeStatus, Sample
 from cgroup.enforce import Enforcer
 from cgroup.lines import IO_MAX
@@ -53,6 +54,13 @@ class Node(Protocol):
         """Descriptors that become readable when the set of jobs may have changed."""
 
 
+class Rearranging(Protocol):
+    """What reads ahead where the policy asks for it."""
+
+    def step(self, now: float, here: Pass) -> RearrangeReport:
+        """Take in a pass; returns how it stands."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
     """Bounds of caps (shares), the kill switch, and the age (seconds) beyond which nothing seen is trusted."""
@@ -67,8 +75,16 @@ class LoopSettings:
 class Loop:
     """Sample, decide, write, report. `latest` is read by other threads; it is replaced as a whole."""
 
-    def __init__(self, node: Node, core: Core, enforcer: Enforcer, settings: LoopSettings) -> None:
+    def __init__(
+        self,
+        node: Node,
+        core: Core,
+        enforcer: Enforcer,
+        settings: LoopSettings,
+        rearranger: Rearranging | None = None,
+    ) -> None:
         self.node = node
+        self.rearranger = rearranger
         self.core = core
         self.enforcer = enforcer
         self.settings = settings
@@ -119,8 +135,17 @@ class Loop:
             job_errors=self._job_errors,
             violations=self._violations,
             notes=notes,
+            rearrange=self._rearrange(now, result, devices, sample),
         )
         return self.latest
+
+    def _rearrange(
+        self, now: float, result: CoreResult, devices: Mapping[str, DeviceView], sample: Sample
+    ) -> RearrangeReport:
+        if self.rearranger is None:
+            return RearrangeReport()
+        here = Pass(self.enforcer.mode, result.reports, result.decision, devices, sample.cache)
+        return self.rearranger.step(now, here)
 
     def _enforce(
         self,

@@ -17,6 +17,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from agent.rearrange import Skip
+from agent.rearrange_stop import Stop
 from agent.types import Cause, JobReport, Level, TickReport
 from bpf.samples import ProbeState
 
@@ -57,6 +59,7 @@ class ReportCollector(Collector):
             yield from _latency_families(report, self._max_jobs)
             yield from _remote_families(report, jobs[: self._max_jobs])
             yield from _controller_families(report)
+            yield from _rearrange_families(report, self._max_jobs)
             yield from _agent_families(report, dropped=max(0, len(jobs) - self._max_jobs))
 
 
@@ -261,6 +264,32 @@ def _controller_families(report: TickReport) -> Families:
             _set(rate, [*_device_labels(report, device), "read"], view.info.capacity.rbps)
             _set(rate, [*_device_labels(report, device), "write"], view.info.capacity.wbps)
     yield from (capacity, lent, gate, rate)
+
+
+def _rearrange_families(report: TickReport, max_jobs: int) -> Families:
+    """Reading ahead: a job has series from its first time on."""
+    active = _gauge(
+        "rearrange_active", "1 while the agent reads ahead for the job on the device, else 0.", DEVICE_LABELS
+    )
+    ahead = _counter("rearrange_bytes", "Bytes brought into the page cache ahead of the job.", DEVICE_LABELS)
+    hits = _gauge("rearrange_hit_ratio", "What the job used of the bytes read ahead lately, 0 to 1.", DEVICE_LABELS)
+    gain = _gauge("rearrange_gain_seconds", "Wait per iteration before reading ahead less that now.", DEVICE_LABELS)
+    known = set(list(report.jobs)[:max_jobs])
+    for (job, device), one in report.rearrange.slots.items():
+        if job in known:
+            labels = _slot_labels(report, report.jobs[job], device)
+            _set(active, labels, one.state == "running")
+            _set(ahead, labels, one.ahead_bytes)
+            _set(hits, labels, one.hit_ratio)
+            _set(gain, labels, one.gain_seconds)
+    yield from (active, ahead, hits, gain)
+    skips = _counter("rearrange_skips", "Files, or parts of them, that were not read ahead, by reason.", ("cause",))
+    for reason in Skip:
+        _set(skips, [reason], report.rearrange.skips.get(reason, 0))
+    stops = _counter("rearrange_stops", "Ends of reading ahead for a job, by cause.", ("cause",))
+    for cause in Stop:
+        _set(stops, [cause], report.rearrange.stops.get(cause, 0))
+    yield from (skips, stops)
 
 
 def _agent_families(report: TickReport, dropped: int) -> Families:

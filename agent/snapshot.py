@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent.history import History
-from agent.types import DeviceSignals, DeviceView, JobReport, Loan, PidTerms, TickReport
+from agent.types import DeviceSignals, DeviceView, JobReport, Loan, PidTerms, Rearranged, TickReport
 
 
 def snapshot(report: TickReport, history: History | None = None) -> dict[str, Any]:
@@ -36,6 +36,11 @@ def snapshot(report: TickReport, history: History | None = None) -> dict[str, An
         ],
         "violations": report.violations,
         "notes": [*report.notes, *report.decision.notes],
+        "rearrange": {
+            "problem": report.rearrange.problem,
+            "skips": dict(report.rearrange.skips),
+            "stops": dict(report.rearrange.stops),
+        },
     }
 
 
@@ -158,6 +163,20 @@ def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals) -> di
         "quota_why": quota.why if quota else None,
         "gate_open": report.decision.gate_open.get(device),
         "pid": _pid_row(report.decision.pid.get(slot)),
+        "rearrange": _rearrange_row(report.rearrange.slots.get(slot)),
+    }
+
+
+def _rearrange_row(one: Rearranged | None) -> dict[str, Any] | None:
+    """How reading ahead for the job on this device stands; None where it never was asked for."""
+    if one is None:
+        return None
+    return {
+        "state": one.state,
+        "why": one.why,
+        "ahead_bytes": one.ahead_bytes,
+        "hit_ratio": one.hit_ratio,
+        "gain_seconds": one.gain_seconds,
     }
 
 

@@ -286,6 +286,31 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Rearranged:
+    """Reading ahead for one job on one disk.
+
+    `state`: idle, running, cooling (it did not pay), would (a dry run). `ahead_bytes` is cumulative; `hit_ratio` (0..1)
+    is what the job used of it over the last window, `gain_seconds` what it waits less per iteration; None is unknown.
+    """
+
+    state: str
+    why: str
+    ahead_bytes: int
+    hit_ratio: float | None
+    gain_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RearrangeReport:
+    """All of it: files left out by reason, ends by cause (both cumulative), and why the helper cannot run, or ""."""
+
+    slots: Mapping[Slot, Rearranged] = field(default_factory=dict)
+    skips: Mapping[str, int] = field(default_factory=dict)
+    stops: Mapping[str, int] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobReport:
     """One job as the last tick saw it."""
 
@@ -324,3 +349,4 @@ class TickReport:
     job_errors: int = 0
     violations: int = 0
     notes: tuple[str, ...] = ()
+    rearrange: RearrangeReport = RearrangeReport()

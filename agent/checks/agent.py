@@ -19,6 +19,9 @@ def check(state: Mapping[str, Any] | None) -> Iterator[Finding]:
     for probe in state.get("probes", ()):
         yield probe_finding(probe)
     yield _conflicts(state)
+    problem = (state.get("rearrange") or {}).get("problem")
+    if problem:
+        yield warning("agent.rearrange", f"cannot read ahead: {problem}", "See [rearrange] in the configuration.")
     for text in state.get("notes", ()):
         yield note("agent.note", str(text))
 

@@ -18,7 +18,14 @@ from agent import config as configuration
 from agent import systemd
 from agent.__main__ import version
 from agent.commands import options
-from agent.commands.wiring import make_endpoint, make_enforcer, make_pods, make_probes, recover_journal
+from agent.commands.wiring import (
+    make_endpoint,
+    make_enforcer,
+    make_pods,
+    make_probes,
+    make_rearranger,
+    recover_journal,
+)
 from agent.config import Config
 from agent.core import Core
 from agent.errors import CannotEnforceError, PrefetchdError
@@ -171,7 +178,7 @@ def _serve(stack: contextlib.ExitStack, flags: SignalFlags, config: Config, root
     stack.callback(node.close)
     enforcer, guardian = make_enforcer(stack, config, root, mode, journal)
     core = Core(make_policy(config.policy, policy_settings(config)), core_settings(config))
-    loop = Loop(node, core, enforcer, _loop_settings(config))
+    loop = Loop(node, core, enforcer, _loop_settings(config), make_rearranger(stack, config, root, enforcer))
     loop.restores += restored
     history = History()
     endpoint = make_endpoint(config, loop, history)

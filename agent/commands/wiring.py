@@ -18,7 +18,10 @@ from agent.hint_listener import HintListener
 from agent.history import History
 from agent.loop import Loop
 from agent.metrics import ReportCollector
+from agent.rearrange_process import HelperProcess
+from agent.rearranger import Rearranger
 from agent.server import Endpoint
+from agent.settings import stop_settings
 from agent.snapshot import snapshot
 from bpf.block import BlockProbe
 from bpf.dataloader import DataLoaderProbe
@@ -123,6 +126,19 @@ def _guardian(stack: contextlib.ExitStack, config: Config, root: str, journal: s
     stack.callback(guardian.close)
     log.info("guardian: pid %d, %d KiB", guardian.status.pid, guardian.status.resident_bytes // 1024)
     return guardian
+
+
+def make_rearranger(stack: contextlib.ExitStack, config: Config, root: str, enforcer: Enforcer) -> Rearranger | None:
+    """What reads ahead on disks with moving parts; its helper starts with the first job that needs it."""
+    chosen = config.rearrange
+    if not chosen.enabled or config.mode == "observe":
+        return None
+    helper = HelperProcess(root, "/" + chosen.cgroup.strip("/"), chosen.memory_mib << 20)
+    rearranger = Rearranger(
+        helper, stop_settings(config), read_ahead=enforcer, read_ahead_kilobytes=chosen.read_ahead_kb
+    )
+    stack.callback(rearranger.close, "the agent stops")
+    return rearranger
 
 
 def make_endpoint(config: Config, loop: Loop, history: History) -> Endpoint:

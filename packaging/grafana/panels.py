@@ -232,6 +232,19 @@ CONTROLLER_DASHBOARD = Dashboard(
             ),
         ),
         Row(
+            "Reading ahead on disks that seek",
+            (
+                states("Active", f"prefetchd_rearrange_active{DEVICE}", "{{instance}} {{job}} {{device}}", YES_NO),
+                lines("Read ahead", rate("prefetchd_rearrange_bytes_total", DEVICE), "{{job}} {{device}}", "Bps"),
+                lines("Used of what was read ahead", f"prefetchd_rearrange_hit_ratio{DEVICE}", "{{job}} {{device}}",
+                      "percentunit", maximum=1),
+                lines("Wait saved per iteration", f"prefetchd_rearrange_gain_seconds{DEVICE}", "{{job}} {{device}}",
+                      "s"),
+                lines("Files left out", f"prefetchd_rearrange_skips_total{NODE}", "{{instance}} {{cause}}"),
+                lines("Ends", f"prefetchd_rearrange_stops_total{NODE}", "{{instance}} {{cause}}"),
+            ),
+        ),
+        Row(
             "Writes",
             (
                 lines("Writes to control files by result",

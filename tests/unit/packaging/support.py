@@ -22,6 +22,8 @@ from agent.types import (
     PidTerms,
     PoolState,
     Quota,
+    Rearranged,
+    RearrangeReport,
     Signals,
     TickReport,
 )
@@ -82,6 +84,9 @@ def busy_report(step: int = 1, at: float = 1_700_000_000.0) -> TickReport:
         ticks=10 * step,
         duration_seconds=0.004,
         seconds_total=0.04 * step,
+        rearrange=RearrangeReport(
+            {(11, HDD): Rearranged("running", "it starves", 10**8 * step, 0.9, 0.02)}, {"direct": step}, {"no_gain": 1}
+        ),
     )
 
 
