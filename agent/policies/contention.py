@@ -102,7 +102,8 @@ def decide(
     caps: dict[JobId, Cap] = {}
     starved_at = _starved_at(before.starved_at, victims, moment.now, settings)
     if is_open and settings.switches.cap_others and _may_cap(device, settings):
-        caps = _training_caps(before.caps, members, starved_at, entitlements, moment=moment, settings=settings)
+        spared = _spared(members, victims, starved_at, entitlements, moment=moment, settings=settings)
+        caps = _training_caps(before.caps, members, spared, entitlements, moment=moment, settings=settings)
     best_effort = guard(
         before.best_effort, members, neighbours, victims=victims, is_open=is_open, moment=moment, settings=settings
     )
@@ -177,10 +178,30 @@ def _entitle(
     return Pool(), shares, PoolState(settings.pool.elastic, 0.0, equal * len(claims))
 
 
+def _spared(
+    members: Sequence[Member],
+    victims: frozenset[JobId],
+    starved_at: Mapping[JobId, float],
+    entitlements: Mapping[JobId, Entitlement],
+    *,
+    moment: Moment,
+    settings: PolicySettings,
+) -> frozenset[JobId]:
+    """Who is not capped: victims, and recent ones, but those that take more than their share while others starve."""
+    weights = sum(m.weight for m in members)
+    spared = set(victims)
+    for m in members:
+        fair = settings.usable * moment.available * m.weight / weights
+        over = m.used > OVER_RATIO * max(fair, entitlements[m.job].share)
+        if m.job in starved_at and not (over and victims):
+            spared.add(m.job)
+    return frozenset(spared)
+
+
 def _training_caps(
     before: Mapping[JobId, Cap],
     members: Sequence[Member],
-    spared: Mapping[JobId, float],
+    spared: frozenset[JobId],
     entitlements: Mapping[JobId, Entitlement],
     *,
     moment: Moment,
@@ -206,7 +227,7 @@ def _cap(
 
     It never goes below what the job uses healthily within its fair part. A full queue is slack even where the latency
     of the crowded device lowers the score. A job that falls sick under its cap without wanting more than its fair part
-    is released; one that wants more keeps to its entitlement.
+    is released; one that wants more keeps to its entitlement, without the headroom that a well job has.
     """
     over = m.used > OVER_RATIO * max(fair, entitled)
     slack = m.score > settings.healthy_score or (m.full and m.score >= settings.tight_score)
@@ -215,7 +236,8 @@ def _cap(
     if not (over or healthy or kept):
         return None
     enough = min(fair, m.used if m.steady is None else m.steady)
-    headroom = settings.headroom if settings.switches.gentle_writes else 0.0
+    gentle = settings.switches.gentle_writes and m.score >= settings.tight_score
+    headroom = settings.headroom if gentle else 0.0
     target = bounded(max(entitled, enough) * (1.0 + headroom), settings)
     return None if target is None else follow(old, target, m.used, now, settings)
 

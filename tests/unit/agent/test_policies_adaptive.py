@@ -237,6 +237,14 @@ class TestCaps:
         well = (job_view(1, score=95.0, used=0.5, need=0.4), job_view(2, **DONOR))
         assert all((1, SSD) not in one.quotas for one in run.steps(25, *well, neighbours=(neighbour_view(9, 0.3),)))
 
+    def test_a_recent_victim_that_takes_more_than_its_share_is_not_spared_while_others_starve(self):
+        run, _ = contention()
+        flood = job_view(1, score=50.0, used=0.85, need=0.9)
+        starving = job_view(2, score=20.0, used=0.1, need=0.5)
+        assert all(
+            (1, SSD) in one.quotas for one in run.steps(5, flood, starving, neighbours=(neighbour_view(9, 0.1),))
+        )
+
     def test_a_flood_is_held_to_its_entitlement_although_it_is_sick_itself(self):
         run = Run()
         flood = job_view(2, score=20.0, used=0.8, need=0.9)
