@@ -11,7 +11,7 @@ from tests.unit.agent.made_reports import story
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-OUTSIDE = {"make", "curl", "kill", "python", "git", "cd"}
+OUTSIDE = {"ln", "make", "curl", "kill", "python", "git", "cd"}
 
 
 def metric_rows():
