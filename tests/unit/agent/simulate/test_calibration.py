@@ -50,7 +50,20 @@ def test_control_beats_a_free_for_all_with_a_greedy_neighbour(policy, factor):
     assert waits[policy] < factor * waits["none"]
 
 
-@pytest.mark.parametrize("name", ["ssd-95", "ssd-over", "ssd-cold", "hdd-hot", "cpu-bound"])
-def test_the_default_policy_does_no_harm_where_there_is_nothing_to_gain(name):
+NOTHING_TO_GAIN = ("ssd-95", "ssd-over", "ssd-cold", "hdd-hot", "cpu-bound")
+BY_NIGHT = [
+    pytest.param(path.stem, marks=pytest.mark.nightly)
+    for path in sorted(SCENARIOS.glob("*.toml"))
+    if path.stem not in NOTHING_TO_GAIN
+]
+
+
+def test_caps_beside_a_disk_that_seeks_are_not_given_up_at_a_restart():
+    scenario = load_scenario(SCENARIOS / "hdd-greedy.toml")
+    assert float(summarise(simulate(scenario, "adaptive", 1))["wait_ms"]) < 8.0
+
+
+@pytest.mark.parametrize("name", [*NOTHING_TO_GAIN, *BY_NIGHT])
+def test_the_default_policy_does_no_harm(name):
     none, ours = (median(one["wait_ms"] for one in run(name, policy)) for policy in ("none", "adaptive"))
     assert ours <= max(1.05 * none, none + 0.3)
