@@ -324,9 +324,11 @@ class Follow:
                 place = places.place(listing[at]) if room > 0 else None
                 if place is None:
                     break
-                part = Range(place.file, 0, min(place.size, room))
+                start = self._asked[key].range.end if key in self._asked else 0
+                part = Range(place.file, start, min(place.size, room))
                 room -= part.end
-                if part.end and key not in self._asked and (pid, place.file) not in eligible:
+                is_worth = part.end == place.size or part.end - start >= WORKER_WINDOW_BYTES // 2
+                if start < part.end and is_worth and (pid, place.file) not in eligible:
                     yield key, part, place
 
 
