@@ -175,7 +175,7 @@ def life(seconds, **folders):
 
 def live_here(tmp_path, **folders):
     (tmp_path / "pod").mkdir()
-    command, environment = life(4, POINT=tmp_path / "pod", **folders)
+    command, environment = life(6, POINT=tmp_path / "pod", **folders)
     done = run(*command, env={"PATH": os.environ["PATH"], **environment})
     return done.stdout + done.stderr
 
