@@ -4,12 +4,16 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.__main__ import COMMANDS, build_parser
 from agent.errors import shortened
+from agent.recording.frames import HEAD, PASSES, frame
 from agent.shell import bash, man, zsh
 from agent.shell.spec import describe
 
@@ -234,3 +238,52 @@ def test_man_page_is_set_without_a_warning(commands):
     )  # fmt: skip
     assert done.stderr == ""
     assert "prefetchd calibrate" in re.sub(r".\x08|\x1b\[[0-9;]*m", "", done.stdout)
+
+
+SEGMENT = {"format": "prefetchd", "version": 1, "software": "", "started": 0.0, "policy": "adaptive", "mode": "observe",
+           "config": {}}  # fmt: skip
+NO_TIME = msgspec.msgpack.encode([[float("nan"), 1, [], [], [], [], [], None, None]])
+BAD_FILES = {
+    "missing": None,
+    "empty": b"",
+    "text": b"hello\n" * 50,
+    "binary": bytes(range(256)) * 20,
+    "not toml": b"[[jobs",
+    "torn head": frame(HEAD, b"\x81\xa6format")[:9],
+    "head of nothing": frame(HEAD, b"\x80"),
+    "head of another version": frame(
+        HEAD, msgspec.msgpack.encode({"format": "prefetchd", "version": 99, "software": ""})
+    ),
+    "passes without head": frame(PASSES, b"x"),
+    "times that are none": frame(HEAD, msgspec.msgpack.encode(SEGMENT)) + frame(PASSES, zlib.compress(NO_TIME)),
+}
+
+
+@pytest.mark.parametrize("content", BAD_FILES.values(), ids=BAD_FILES)
+def test_a_bad_file_is_one_sentence_for_every_command_that_reads_one(content, tmp_path):
+    """Wrong, torn, empty, absent: status 1 or 2, one line that names the file, no traceback, nothing written."""
+    bad, page = tmp_path / "ünusual name", tmp_path / "page.html"
+    if content is not None:
+        bad.write_bytes(content)
+    calls = [
+        ("replay", str(bad)),
+        ("report", str(bad), "-o", str(page)),
+        *(() if content == b"" else (("top", "--once", "--config", str(bad)), ("doctor", "--config", str(bad)))),
+        ("simulate", "--scenario", str(bad)),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        for call, done in zip(calls, pool.map(lambda call: run(*call), calls), strict=True):
+            assert done.returncode in (1, 2), (call, done.stderr)
+            assert len(done.stderr.splitlines()) == 1, (call, done.stderr)
+            assert "ünusual name" in done.stderr, call
+    assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    "command", [("replay",), ("report",), ("top", "--once", "--config"), ("simulate", "--scenario")]
+)
+def test_a_folder_in_place_of_a_file_is_a_sentence(command, tmp_path):
+    done = run(*command, str(tmp_path))
+    assert done.returncode in (1, 2)
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert str(tmp_path) in done.stderr
