@@ -111,12 +111,16 @@ class Phase:
 
 @dataclass
 class Story:
-    """All that the page tells; `start` is Unix time, `seen` has a value wherever there was a pass."""
+    """All that the page tells; `start` is Unix time, `seen` has a value wherever there was a pass.
+
+    `policy` is empty where it changed; it then stands in the labels of the phases.
+    """
 
     start: float = 0.0
     seconds: float = 0.0
     passes: int = 0
     software: str = ""
+    policy: str = ""
     phases: list[Phase] = field(default_factory=list)
     jobs: dict[JobId, JobStory] = field(default_factory=dict)
     devices: dict[str, DeviceStory] = field(default_factory=dict)
@@ -147,7 +151,20 @@ def gather(moments: Iterable[Moment]) -> Story:
             _job(story.jobs[_identity(story, moment, job, memory)], story, moment, job.id, now, memory)
         story.notes.update({str(value) for path, value in moment.node_outputs.items() if path[0] == "note"})
         story.writes = {str(path[1]): value for path, value in moment.node_outputs.items() if path[0] == "writes"}
+    _name_policy_once(story)
     return story
+
+
+def _name_policy_once(story: Story) -> None:
+    """Where the policy was the same all the time, phases are told apart by their mode alone."""
+    policies = {label.partition(", ")[2] for label in story.labels}
+    if len(policies) != 1:
+        return
+    (story.policy,) = policies
+    for phase in story.phases:
+        phase.label = phase.label.partition(", ")[0]
+    for told in story.jobs.values():
+        told.phases = {label.partition(", ")[0]: phase for label, phase in told.phases.items()}
 
 
 @dataclass

@@ -87,6 +87,7 @@ def _head(story: Story, name: str) -> Iterator[str]:
     begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(story.start))
     yield f"<h1>{escape(name)}</h1>"
     made = f"{story.passes:,} passes, prefetchd {escape(story.software or 'of unknown version')}"
+    made += f", policy {escape(story.policy)}" if story.policy else ""
     yield f'<p class="soft">{begun}, {duration(story.seconds)}, {made}.</p>'
     yield '<p class="soft tool">Drag across a picture to zoom all of them; Esc goes back.</p>'
 
@@ -98,7 +99,7 @@ def _findings(story: Story, jobs: Sequence[tuple[JobId, JobStory]]) -> Iterator[
         known = [
             (label, told.phases[label]) for label in labels if label in told.phases and told.phases[label].seconds > 0
         ]
-        parts = [f"{percent(_lost(phase))} of its time in <em>{escape(label)}</em>" for label, phase in known]
+        parts = [f"{percent(_lost(phase))} of its time in mode <em>{escape(label)}</em>" for label, phase in known]
         if parts:
             yield f"<p><strong>{escape(told.name)}</strong> lost {', '.join(parts)}.</p>"
     if not jobs:

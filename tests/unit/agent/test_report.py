@@ -98,7 +98,8 @@ def test_no_waits_have_no_quantile():
 def test_sums_are_those_of_the_story(told, gathered):
     last = told[-1][0]
     assert gathered.passes == len(told)
-    assert gathered.labels == ["observe, adaptive", "enforce, adaptive"]
+    assert gathered.labels == ["observe", "enforce"]
+    assert gathered.policy == "adaptive"
     assert gathered.seconds == pytest.approx(39.9, abs=0.05)
     for job in (11, 12, 13):
         signals, mine = last.jobs[job].signals, gathered.jobs[job]
@@ -122,6 +123,16 @@ def test_before_and_after_are_told_apart(gathered):
     assert requests > 1000
 
 
+def test_policies_are_named_where_there_are_several(told, tmp_path):
+    recorder = Recorder(tmp_path / "two.rec", Config())
+    for place, (report, samples) in enumerate(told[:100]):
+        recorder.add(replace(report, policy="paper") if place >= 50 else report, samples)
+    recorder.close()
+    two = gather(read(tmp_path / "two.rec"))
+    assert (two.labels, two.policy) == (["observe, adaptive", "observe, paper"], "")
+    assert list(two.jobs[11].phases) == two.labels
+
+
 def test_restarts_and_pauses_begin_a_phase(told, tmp_path):
     path = tmp_path / "two.rec"
     for shift in (0.0, 100.0):
@@ -132,7 +143,7 @@ def test_restarts_and_pauses_begin_a_phase(told, tmp_path):
     two = gather(read(path))
     assert len(two.phases) == 2
     assert two.phases[1].begin - two.phases[0].end > 90
-    assert two.jobs[11].phases["observe, adaptive"].seconds < 12
+    assert two.jobs[11].phases["observe"].seconds < 12
 
 
 def test_a_slow_loop_leaves_no_gaps_but_a_pause_does(told, tmp_path):
@@ -183,7 +194,7 @@ def test_tooltips_know_every_picture_over_time(page):
 
 
 def test_the_page_says_it_in_words(page):
-    assert re.search(r"<strong>resnet50</strong> lost \d+ % of its time in <em>observe, adaptive</em>, ", page)
+    assert re.search(r"<strong>resnet50</strong> lost \d+ % of its time in mode <em>observe</em>, ", page)
     assert "starved" in page
     assert "nightly-scan" in page
 
