@@ -14,7 +14,15 @@ from math import exp
 from typing import NamedTuple
 
 from agent.pid import PidState, pid_step
-from agent.policies.base import Moment, PolicySettings, elapsed, low_iterations, need_share, rearrangements, used_share
+from agent.policies.base import (
+    Moment,
+    PolicySettings,
+    elapsed,
+    need_share,
+    rearrangements,
+    stuck_iterations,
+    used_share,
+)
 from agent.policies.best_effort import Neighbour
 from agent.policies.contention import DeviceState, Member, Outcome, decide
 from agent.smoothing import clip, gain
@@ -100,7 +108,7 @@ class Adaptive:
             moment = Moment(view.now, dt, max(0.0, 1.0 - device.unmanaged_share))
             outcomes[name] = decide(before, device, members[name], neighbours, moment=moment, settings=self.settings)
         self._trim(slots, outcomes, members, dt)
-        low = low_iterations(state.low, view.jobs, self.settings)
+        low = stuck_iterations(state.low, view.jobs, self.settings)
         decision = Decision(
             {(job, name): quota for name, outcome in outcomes.items() for job, quota in outcome.quotas.items()},
             {(job, name): share for name, outcome in outcomes.items() for job, share in outcome.entitlements.items()},

@@ -61,6 +61,8 @@ class PolicySettings:
 
     `headroom`: a cap lies this much above what it is meant to let through (blk-throttle makes gaps otherwise).
     `usable`: what of a device is handed out. `floor` and `ceiling` bound every cap; a cap at the ceiling is none.
+    `rearrange_score`, `rearrange_iterations`: where reading ahead on an HDD is asked for (paper, section 4);
+    `rearrange_queue`, `rearrange_wait_ratio`: a queue part below, with a wait of this part of the computation, counts.
     `training_caps`: media on which training jobs may be capped. `raise_seconds`: a cap is raised at most this often;
     `suppress`: smaller relative changes are not worth a write. `switches` belongs to the tests.
     """
@@ -96,6 +98,8 @@ class PolicySettings:
     timer_seconds: float = 1.0
     rearrange_score: float = 30.0
     rearrange_iterations: int = 3
+    rearrange_queue: float = 10.0
+    rearrange_wait_ratio: float = 0.25
     switches: Switches = field(default_factory=Switches)
 
 
@@ -133,6 +137,23 @@ def low_iterations(old: Mapping[JobId, int], jobs: tuple[JobView, ...], settings
             seen += max(1, view.signals.new_iterations)
         counts[view.job.id] = seen
     return counts
+
+
+def stuck_iterations(old: Mapping[JobId, int], jobs: tuple[JobView, ...], settings: PolicySettings) -> dict[JobId, int]:
+    """The same, and besides iterations that a job ended with its queue empty and a good part of its time lost.
+
+    The latency part of the score compares a job with its own normal. On a disk that seeks for every request that is
+    slow from the start, so a job that loses half of its time there still scores 35 to 40.
+    """
+    low = low_iterations(old, jobs, settings)
+    for view in jobs:
+        queue, signals = view.health.parts.get("queue"), view.signals
+        if low[view.job.id] or queue is None or queue >= settings.rearrange_queue:
+            continue
+        if (signals.wait_seconds or 0.0) >= settings.rearrange_wait_ratio * (signals.compute_seconds or 0.0) > 0.0:
+            fresh = max(1, signals.new_iterations) if view.new_iteration else 0
+            low[view.job.id] = old.get(view.job.id, 0) + fresh
+    return low
 
 
 def rearrangements(
