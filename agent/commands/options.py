@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -86,12 +85,17 @@ def _metrics_section(args: argparse.Namespace) -> config.MetricsSection:
 
 
 def file_to_write(text: str) -> Path:
-    """A file's path for argparse; it will be replaced as a whole, which would be the end of a device's node."""
+    """A file's path for argparse, checked before long work; raises UsageError.
+
+    The file will be replaced as a whole, which would be the end of a device's node.
+    """
     path = Path(text)
     if path.name in ("", "..") or text.endswith("/"):
-        raise argparse.ArgumentTypeError(f"{text!r} names no file; give the path of the file to write")
-    if os.access(path, os.F_OK) and not path.is_file():
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular file; choose another path")
+        raise UsageError(f"Path {text!r} names no file; give the path of the file to write.")
+    if not path.parent.is_dir():
+        raise UsageError(f"Path {text!r} is in a folder that does not exist; make it or choose another path.")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"Path {text!r} is no regular file; choose another path.")
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from agent.commands import run
+from agent.commands import options, run
 from agent.errors import UsageError
 
 EPILOG = """\
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_arguments(parser, recording=True)
     parser.description = "Measure this node in observe mode and record samples, signals and decisions."
     parser.epilog = EPILOG
-    parser.add_argument("record", metavar="FILE", help="the recording")
+    parser.add_argument("record", type=options.file_to_write, metavar="FILE", help="the recording")
 
 
 def main(args: argparse.Namespace) -> int:

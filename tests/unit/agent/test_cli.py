@@ -106,22 +106,23 @@ def test_an_address_where_nobody_can_be_is_a_sentence(address):
     assert "No agent answers at" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("report", "a", "-o"), ("doctor", "--bundle")])
+@pytest.mark.parametrize("arguments", [("report", "a", "-o"), ("doctor", "--bundle"), ("record",)])
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("", "names no file; give the path of the file to write"),
-        ("/", "names no file; give the path of the file to write"),
-        ("..", "names no file; give the path of the file to write"),
-        ("folder/", "names no file; give the path of the file to write"),
-        ("/dev/full", "is no regular file; choose another path"),
-        ("/proc", "is no regular file; choose another path"),
+        ("", "names no file; give the path of the file to write."),
+        ("/", "names no file; give the path of the file to write."),
+        ("..", "names no file; give the path of the file to write."),
+        ("folder/", "names no file; give the path of the file to write."),
+        ("/dev/full", "is no regular file; choose another path."),
+        ("/proc", "is no regular file; choose another path."),
+        ("/nowhere/page", "is in a folder that does not exist; make it or choose another path."),
     ],
 )
 def test_a_target_that_is_no_file_is_refused_before_anything_is_done(arguments, target, words):
     done = run(*arguments, target)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith(words)
+    assert done.stderr == f"prefetchd: Path {target!r} {words}\n"
 
 
 def test_top_level_help_lists_every_command():

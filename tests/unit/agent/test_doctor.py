@@ -487,6 +487,6 @@ def test_bundle_holds_what_helps_and_nothing_secret(tmp_path, monkeypatch):
 
 def test_bundle_that_cannot_be_written_is_one_sentence(tmp_path):
     done = run_doctor("--address", "127.0.0.1:1", "--bundle", str(tmp_path / "missing/x.tar.gz"))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "choose another path" in done.stderr
     assert "Traceback" not in done.stderr

@@ -302,7 +302,7 @@ def test_command(file, page, tmp_path):
 def test_command_errors_are_one_sentence(file, tmp_path):
     for arguments, status in (
         ((tmp_path / "missing",), 1),
-        ((file, "-o", tmp_path / "no/such/folder.html"), 1),
+        ((file, "-o", tmp_path / "no/such/folder.html"), 2),
         ((file, "--jobs", "-2"), 2),
     ):
         done = run(*arguments)
