@@ -164,6 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             part.rename(part.with_suffix(".json"))
             seconds = time.monotonic() - began
             print(f"{word}: {result['verdict']} {result['named']} ({seconds:.0f} s)", flush=True)
+            if not result["looks"]:
+                raise LabBroken(f"The agent said nothing of the job:\n{_LOG.read_text(errors='replace')[-3000:]}")
     return 0
 
 

@@ -1,0 +1,23 @@
+"""The short form of the confusion matrix: one run each of three causes, under the eyes of the shipped agent."""
+
+import pytest
+
+from tests.lab.causes import TUNING_SEED
+from tests.lab.causes_guest import make, observing
+from tests.lab.causes_runs import labelled
+
+pytestmark = [pytest.mark.guest, pytest.mark.nightly, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def client():
+    with observing(labelled("remote_congestion", 0, TUNING_SEED).scenario) as client:
+        yield client
+
+
+@pytest.mark.parametrize("label", ["device_contention", "self_throttled", "cpu_bound"])
+def test_the_agent_says_why(client, label):
+    result = make(labelled(label, 0, TUNING_SEED), TUNING_SEED, client)
+    assert not result["stuck"]
+    assert result["starving_looks"] >= 10
+    assert result["verdict"] == label, result
