@@ -83,10 +83,11 @@ def states(recording):
 
 
 def trouble(state):
-    """How much there is to see: whether caps are in force, and how low the lowest score is."""
-    if state["mode"] != "enforce":
+    """How much there is to see: whether caps are in force, and how low the lowest score is of those well known."""
+    known = [job["score"] for job in state["jobs"] if job["queue_depth"] is not None and job["confidence"] > 0.9]
+    if state["mode"] != "enforce" or len(known) < len(state["jobs"]):
         return 0, -100.0
-    lowest = min((job["score"] for job in state["jobs"] if job["score"] is not None), default=100.0)
+    lowest = min(known, default=100.0)
     caps = sum(cap is not None for one in state["neighbours"] for cap in one["quota_bytes_per_second"].values())
     caps += sum(one["quota_bytes_per_second"] is not None for job in state["jobs"] for one in job["devices"])
     return min(caps, 1), -lowest
