@@ -72,7 +72,7 @@ def _steadiness(variance: float) -> str:
 def headline(row: Row) -> str:
     """The job in one sentence."""
     where = f" (namespace {row['namespace']}, pod {row['pod']})" if row["pod"] else ""
-    if row["score"] is None:
+    if row["score"] is None or not row["confidence"]:
         return f"{row['job']}{where}: no score yet; nothing could be measured so far."
     return f"{row['job']}{where}: score {row['score']:.0f}, {row['level']}. {_loop(row)}"
 
@@ -93,7 +93,7 @@ def _loop(row: Row) -> str:
 
 
 def _score(row: Row) -> Iterator[str]:
-    if row["score"] is None:
+    if row["score"] is None or not row["confidence"]:
         return
     yield f"{row['score']:.0f} of 100 ({LEVELS}), confidence {percent(row['confidence'])}, from:"
     for name, part in row["parts"].items():

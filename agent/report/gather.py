@@ -233,7 +233,7 @@ def _job(told: JobStory, story: Story, moment: Moment, job: JobId, now: float, m
             phase.starved[str(cause)] += int(memory.grown((job, "starved", cause), count, first))
         told.iterations += int(memory.grown((job, "iterations"), outputs.get(("iterations",), 0), 0.0))
         phase.lost_seconds += memory.grown((job, "lost"), outputs.get(("wait_seconds_total",), 0.0))
-        told.score.add(now, outputs.get(("score",)))
+        told.score.add(now, outputs.get(("score",)) if outputs.get(("confidence",)) else None)
         told.depth.add(now, outputs.get(("queue_depth",)))
         told.cause.note(now, str(outputs.get(("cause",), "none")))
     _slots(told, moment, outputs, now)

@@ -217,7 +217,7 @@ def _job(row: Row, trace: Trace, canvas: Canvas, now: float, *, chosen: bool) ->
 
 def score(row: Row, canvas: Canvas, width: int) -> str:
     """The score as a bar, a number and a mark for its level."""
-    if row["score"] is None:
+    if row["score"] is None or not row.get("confidence", 1.0):  # with nothing known it is the controller's target
         return f"{'':{width}}   ?  "
     mark = LEVEL_MARKS.get(row["level"], "")
     return f"{bar(row['score'] / 100, width, ascii_only=canvas.ascii_only)} {row['score']:3.0f}{mark:2}"

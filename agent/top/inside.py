@@ -39,7 +39,7 @@ def _title(row: Row) -> Text:
 
 
 def _score(row: Row, trace: Trace, canvas: Canvas, now: float) -> list[Text]:
-    known = row["score"] is not None
+    known = row["score"] is not None and bool(row["confidence"])
     value = f"{row['score']:.0f} {row['level']}, confidence {percent(row['confidence'])}" if known else "not known yet"
     lines = [
         Text(f"score        {bar(row['score'] / 100 if known else None, BAR, ascii_only=canvas.ascii_only)} {value}")

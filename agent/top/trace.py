@@ -22,7 +22,7 @@ class Trace:
     def add(self, state: Mapping[str, Any]) -> None:
         """Note one answer of the agent; jobs that are gone are forgotten."""
         now = float(state.get("time") or 0.0)
-        rows = {int(row["id"]): row["score"] for row in state.get("jobs", ())}
+        rows = {int(row["id"]): row["score"] if row.get("confidence", 1.0) else None for row in state.get("jobs", ())}
         self._points = {job: self._points.get(job, deque()) for job in rows}
         for job, score in rows.items():
             points = self._points[job]

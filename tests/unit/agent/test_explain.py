@@ -157,3 +157,9 @@ def test_command(states):
     assert "\x1b" not in words.stdout
     assert len(json.loads(numbers.stdout)["decisions"]) >= 1
     assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+
+
+def test_a_job_of_which_nothing_is_known_has_no_score(row):
+    row |= {"score": 75.0, "confidence": 0.0, "level": "healthy", "parts": dict.fromkeys(row["parts"])}
+    assert headline(row).endswith("no score yet; nothing could be measured so far.")
+    assert "75" not in told(row).partition("Why this cause")[0]

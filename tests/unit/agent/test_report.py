@@ -123,6 +123,17 @@ def test_before_and_after_are_told_apart(gathered):
     assert requests > 1000
 
 
+def test_a_score_of_which_nothing_is_known_is_not_drawn(told, tmp_path):
+    recorder = Recorder(tmp_path / "unknown.rec", Config())
+    for report, samples in told[:20]:
+        jobs = {number: replace(one, health=replace(one.health, score=75.0, confidence=0.0)) if one.health else one
+                for number, one in report.jobs.items()}  # fmt: skip
+        recorder.add(replace(report, jobs=jobs), samples)
+    recorder.close()
+    scores = gather(read(tmp_path / "unknown.rec")).jobs[11].score
+    assert set(means(scores.coarsened(scores.seconds, 20))) == {None}
+
+
 def test_policies_are_named_where_there_are_several(told, tmp_path):
     recorder = Recorder(tmp_path / "two.rec", Config())
     for place, (report, samples) in enumerate(told[:100]):

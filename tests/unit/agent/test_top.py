@@ -397,3 +397,13 @@ def test_history_keeps_events_not_moments():
     assert {one["devices"][0]["device"] for one in rows if one["devices"]} == {"nvme0n1"}
     assert history.rows(4711) == []
     assert history.rows(90) == []
+
+
+def test_a_score_of_which_nothing_is_known_is_a_question_mark(states):
+    state = states[100] | {"jobs": [one | {"score": 75.0, "confidence": 0.0} for one in states[100]["jobs"]]}
+    trace = Trace()
+    trace.add(state)
+    lines = shown(state, trace=trace)
+    assert sum("   ?  " in line for line in lines) == len(state["jobs"])
+    assert not any("75" in line for line in lines if "resnet50" in line)
+    assert "not known yet" in "\n".join(shown(state, View(inside=True, selected=11), Canvas(100, 60)))
