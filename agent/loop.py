@@ -145,7 +145,11 @@ class Loop:
         if self.rearranger is None:
             return RearrangeReport()
         here = Pass(self.enforcer.mode, result.reports, result.decision, devices, sample.cache)
-        return self.rearranger.step(now, here)
+        try:
+            return self.rearranger.step(now, here)
+        except Exception:  # limits matter more than what may be gained by reading ahead
+            log.exception("reading ahead failed in this pass; the loop goes on")
+            return RearrangeReport(problem="it failed in the last pass; the log says where")
 
     def _enforce(
         self,

@@ -201,7 +201,7 @@ class Helper:
         for pid in files.processes_of(target.folder):
             looked = files.look_at(pid)
             too_many = too_many or looked.too_many
-            here = [one for one in looked.files if self._resolver.device_of(one.file[0]) in target.devices]
+            here = [one for one in looked.files if self._resolver.devices_of(one.file[0]) & target.devices]
             process = Seen(pid, files.command_of(pid), here, {one.descriptor: _name(one.link) for one in here})
             if process.is_worker:
                 for inode, path in looked.pipes.items():

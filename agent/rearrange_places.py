@@ -31,7 +31,7 @@ class Resolver:
         self._listings: dict[tuple[str, bool], tuple[float, Sequence[str]]] = {}
         self._pending: set[object] = set()
         self._work: queue.SimpleQueue[tuple[object, Callable[[], None]]] = queue.SimpleQueue()
-        self._devices: dict[int, str] = {}
+        self._devices: dict[int, frozenset[str]] = {}
         for _ in range(RESOLVERS):
             threading.Thread(target=self._run, daemon=True).start()
 
@@ -50,13 +50,10 @@ class Resolver:
             self._start((root, below), lambda: self._list(root, below=below))
         return known
 
-    def device_of(self, number: int) -> str:
-        """The whole device of a st_dev; "" where it has none of its own (btrfs, overlay, network)."""
+    def devices_of(self, number: int) -> frozenset[str]:
+        """The whole device of a st_dev and those below it (LVM, dm-crypt, md); none for btrfs, overlay, network."""
         if number not in self._devices:
-            try:
-                self._devices[number] = Devices().resolve(f"{os.major(number)}:{os.minor(number)}").device
-            except DeviceRefused:
-                self._devices[number] = ""
+            self._devices[number] = _stack_of(f"{os.major(number)}:{os.minor(number)}")
         return self._devices[number]
 
     def _start(self, key: object, work: Callable[[], None]) -> None:
@@ -85,6 +82,20 @@ class Resolver:
     def _list(self, root: str, *, below: bool) -> None:
         found = files.files_below(root, MOST_LISTED + 1, below=below)
         self._listings[root, below] = (time.monotonic(), sorted(found) if len(found) <= MOST_LISTED else ())
+
+
+def _stack_of(device: str) -> frozenset[str]:
+    found: set[str] = set()
+    pending = [device]
+    while pending:
+        try:
+            here = Devices().resolve(pending.pop())
+        except DeviceRefused:
+            continue
+        if here.device not in found:
+            found.add(here.device)
+            pending.extend(here.members)
+    return frozenset(found)
 
 
 def _place(path: str, file: FileId | None) -> Place | Skip:
@@ -121,7 +132,7 @@ class JobPlaces:
         if isinstance(found, Skip):
             self._follow.skip(file or path, found)
             return None
-        if self._resolver.device_of(found.file[0]) not in self.devices:
+        if not self._resolver.devices_of(found.file[0]) & self.devices:
             self._follow.skip(found.file, Skip.OTHER_DEVICE)
             return None
         for why in found.skips:

@@ -1,7 +1,7 @@
 """Reads ahead for jobs that starve on a disk with moving parts, as the policy asks: watches the disk, starts and stops.
 
-The policy says where (score below 30 for more than 3 iterations, paper section 4), the gate whether it can help now, a
-`Judge` per job and disk whether it pays. In enforce mode the helper does it; a dry run says what it would do.
+The policy says where (`agent.policies.base`; paper, section 4), the gate whether it can help now, a `Judge` per job and
+disk whether it pays. In enforce mode the helper does it; a dry run says what it would do.
 """
 
 from __future__ import annotations

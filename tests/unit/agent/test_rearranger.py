@@ -2,19 +2,22 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.checks.agent import check
+from agent.core import CoreResult
 from agent.explanation import explain
+from agent.loop import Loop
 from agent.metrics import ReportCollector
 from agent.rearrange_process import Told
 from agent.rearrange_stop import Stop, StopSettings
 from agent.rearranger import DiskWatch, Pass, Rearranger
 from agent.snapshot import snapshot
 from agent.types import Decision, DeviceInfo, DeviceView, Job, JobReport, Medium, PoolState, RearrangeReport, Slot
-from bpf.samples import CacheCounters
+from bpf.samples import CacheCounters, Sample
 from tests.unit.agent.builders import CAPACITY, HDD, MIB, device_signals, health, job_view
 from tests.unit.agent.made_reports import story
 
@@ -278,6 +281,18 @@ def test_state_and_metrics_carry_it(node):
     assert registry.get_sample_value("prefetchd_rearrange_skips_total", {"cause": "direct"}) > 0
     assert registry.get_sample_value("prefetchd_rearrange_stops_total", {"cause": "harm"}) == 0.0
     assert snapshot(report)["rearrange"]["skips"]["direct"] > 0
+
+
+def test_a_rearranger_that_fails_does_not_end_the_loop(caplog):
+    def broken(now, here):
+        raise RuntimeError("helper gone mad")
+
+    loop = object.__new__(Loop)
+    loop.rearranger = SimpleNamespace(step=broken)
+    loop.enforcer = SimpleNamespace(mode="enforce")
+    result = CoreResult({}, Decision({}, {}, {}, {}), 0)
+    assert "the log says where" in loop._rearrange(1.0, result, {}, Sample(1)).problem
+    assert "helper gone mad" in caplog.text
 
 
 def test_signals_that_are_missing_start_nothing(node):
