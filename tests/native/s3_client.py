@@ -1,0 +1,52 @@
+"""A training job's reader: `s3_client.py CGROUP URL COUNT CONNECTIONS` gets the object COUNT times with boto3.
+
+Prints its own times per request in ns (to the answer's head, to the last byte) and the bytes; connections stay open
+until standard input says something.
+"""
+
+import concurrent.futures
+import json
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import boto3
+from botocore.config import Config
+
+BUCKET, OBJECT, OBJECT_BYTES = "shards", "train-000.tar", 300_000
+
+
+def client(url, connections=1):
+    return boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        verify=False,
+        config=Config(max_pool_connections=connections, retries={"max_attempts": 0}, s3={"addressing_style": "path"}),
+    )
+
+
+def get(s3):
+    begun = time.perf_counter_ns()
+    body = s3.get_object(Bucket=BUCKET, Key=OBJECT)["Body"]
+    first = time.perf_counter_ns()
+    size = len(body.read())
+    return first - begun, time.perf_counter_ns() - begun, size
+
+
+def main(cgroup, url, count, connections):
+    warnings.simplefilter("ignore")
+    Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
+    s3 = client(url, int(connections))
+    with concurrent.futures.ThreadPoolExecutor(int(connections)) as pool:
+        times = list(pool.map(lambda _: get(s3), range(int(count))))
+    print(json.dumps(times), flush=True)
+    sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,138 @@
+"""The object-store probe with real clients (boto3, curl) against a real S3 server, over HTTP and TLS.
+
+Ground truth: what the server logged is within what the probe saw, and that within what the client timed.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bpf.object_store import ObjectStoreProbe
+from tests.native import s3_client
+
+pytestmark = pytest.mark.native
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+SERVER = Path(s3_client.__file__).with_name("s3_server.py")
+WAIT_S = 0.05
+
+
+class Store:
+    """The running server; after the block its `log` says what it served."""
+
+    def __init__(self, process, scheme):
+        self.process, self.scheme = process, scheme
+        self.port = int(process.stdout.readline())
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
+        self.object = f"{self.url}/{s3_client.BUCKET}/{s3_client.OBJECT}"
+
+    def gets(self):
+        """End the server: its GETs as (bytes, ns, client's port)."""
+        output, _ = self.process.communicate(timeout=30)
+        return [entry[1:] for entry in json.loads(output) if entry[0] == "GET"]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem"
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.fixture(params=["http", "https"])
+def store(request, certificate):
+    command = [sys.executable, SERVER, str(WAIT_S), *(certificate if request.param == "https" else ())]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT
+    )
+    made = Store(process, request.param)
+    tool = s3_client.client(made.url)
+    with contextlib.closing(tool), pytest.warns() if request.param == "https" else contextlib.nullcontext():
+        tool.create_bucket(Bucket=s3_client.BUCKET)
+        body = os.urandom(s3_client.OBJECT_BYTES)
+        tool.put_object(Bucket=s3_client.BUCKET, Key=s3_client.OBJECT, Body=body, ACL="public-read")
+    yield made
+    if process.poll() is None:
+        process.communicate(timeout=30)
+
+
+@pytest.fixture
+def probe(loader, store):
+    tls = [store.port] if store.scheme == "https" else []
+    made = ObjectStoreProbe(loader, endpoints=[f"127.0.0.1:{store.port}"], tls_ports=tls)
+    yield made
+    made.close()
+
+
+def only(probe):
+    ((key, counters),) = probe.read(time.monotonic_ns()).objects.items()
+    return key, counters
+
+
+def once_closed(probe):
+    """The counters once the server, too, has closed its side of every connection."""
+    deadline = time.monotonic() + 5
+    while (found := only(probe)[1]).open_connections and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def assert_between(counters, served, first_ns, last_ns):
+    """The probe's times hold the server's and are held by the client's."""
+    connections = len({port for _, _, port in served})
+    assert counters.requests == len(served)
+    assert sum(size for size, _, _ in served) <= counters.bytes < 1.05 * sum(size for size, _, _ in served) + 50_000
+    assert sum(ns for _, ns, _ in served) <= counters.last_byte_ns * 1.02 <= 1.02 * last_ns * 1.02
+    # Under TLS 1.3 a connection's session tickets come before its first answer.
+    assert (len(served) - connections) * WAIT_S * 1e9 <= counters.first_byte_ns <= first_ns
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_boto3(probe, store, make_cgroup, connections):
+    cgroup = make_cgroup()
+    probe.manage([cgroup.stat().st_ino])
+    client = subprocess.Popen(
+        [sys.executable, s3_client.__file__, cgroup, store.url, "40", str(connections)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    times = json.loads(client.stdout.readline())
+    key, running = only(probe)
+    client.communicate("done\n", timeout=30)
+    ended = once_closed(probe)
+    served = store.gets()
+    assert key.endpoint == f"127.0.0.1:{store.port}"
+    assert len(times) == 40
+    assert [size for _, _, size in times] == [s3_client.OBJECT_BYTES] * 40
+    assert_between(running, served, *(sum(entry[at] for entry in times) for at in (0, 1)))
+    assert running.open_connections == len({port for _, _, port in served}) == connections, "they are kept alive"
+    assert (ended.open_connections, sum(ended.histogram)) == (0, 40)
+
+
+@pytest.mark.parametrize("parallel", [(), ("--parallel", "--parallel-max", "4")])
+def test_curl(probe, store, make_cgroup, parallel):
+    cgroup = make_cgroup()
+    probe.manage([cgroup.stat().st_ino])
+    told = "%{time_starttransfer} %{time_total} %{num_connects} %{size_download}\\n"
+    command = ["curl", "-sk", "--http1.1", *parallel, "-w", told]
+    for _ in range(20):
+        command += ["-o", "/dev/null", store.object]
+    enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
+    done = subprocess.run(["sh", "-c", enter, cgroup, *command], capture_output=True, text=True, check=True)
+    counters = once_closed(probe)
+    served = store.gets()
+    rows = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
+    assert {row[3] for row in rows} == {s3_client.OBJECT_BYTES}
+    assert_between(counters, served, *(sum(row[at] for row in rows) * 1e9 for at in (0, 1)))
+    assert sum(row[2] for row in rows) == len({port for _, _, port in served}) == (4 if parallel else 1)
+    assert (counters.open_connections, sum(counters.histogram)) == (0, 20)
