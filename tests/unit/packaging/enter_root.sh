@@ -44,7 +44,7 @@ boot_in_cgroup() {
     pivot_root . run/old
     umount -l /run/old
     rmdir /run/old
-    exec /usr/bin/env -i container=other PATH="$PATH" /lib/systemd/systemd --log-target=console --show-status=no
+    exec /usr/bin/env -i container=other PATH="$PATH" /lib/systemd/systemd --log-target=journal --show-status=no
 }
 
 case $1 in

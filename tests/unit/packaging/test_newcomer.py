@@ -140,6 +140,6 @@ def takes_a_configuration_and_an_upgrade(node):
     node.run("sed -i 's/^mode = .*/mode = \"dry-run\"/' /etc/prefetchd/prefetchd.toml; systemctl restart prefetchd")
     node.run(f"cd /root/prefetchd-*/; {command_after('Upgrade', 'systemd')}")
     assert node.run("systemctl is-active prefetchd").stdout == "active\n"
-    shown = node.run("journalctl --unit prefetchd --output cat --lines 20; man --where prefetchd").stdout
-    assert "mode dry-run" in shown
-    assert "man8/prefetchd.8" in shown
+    # A node that cannot limit observes, and says so.
+    assert "dry-run" in node.run("journalctl --unit prefetchd --output cat --lines 20").stdout
+    node.run("test -s /usr/local/share/man/man8/prefetchd.8")
