@@ -67,6 +67,20 @@ def scratch_file(folder: Path | None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def null_block() -> Iterator[Path]:
+    """A block device that does nothing, as fast as the block layer is (Documentation/block/null_blk.rst)."""
+    had = Path("/sys/module/null_blk").exists()
+    done = subprocess.run(["modprobe", "null_blk", "nr_devices=1"], capture_output=True, text=True, check=False)
+    if done.returncode or not Path("/dev/nullb0").exists():
+        raise CannotMeasureError(f"this kernel has no null_blk: {done.stderr.strip() or 'no /dev/nullb0'}")
+    try:
+        yield Path("/dev/nullb0")
+    finally:
+        if not had:
+            subprocess.run(["modprobe", "-r", "null_blk"], capture_output=True, check=False)
+
+
+@contextlib.contextmanager
 def scratch_cgroups(count: int) -> Iterator[list[Path]]:
     """Cgroups below the root of cgroup v2, removed after."""
     mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""What the probes cost: nanoseconds per IO, IOPS lost, user CPU, memory, start-up."""
+"""What the block probe costs, beside none and beside bcc's tools: ns per IO, IOPS lost, CPU, memory, start-up."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bpf.block import BlockProbe
-from bpf.loader import Loader, Program
-from tests.bench.load import CannotMeasureError, Load, scratch_cgroups, scratch_file
+from bpf.loader import Loader
+from tests.bench import peers
+from tests.bench.load import CannotMeasureError, Load, null_block, scratch_cgroups, scratch_file
 
 __all__ = ["CannotMeasureError", "add_arguments", "run", "set_defaults"]
 
 REFERENCE = Path(__file__).with_name("reference.c")
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 READS_PER_SECOND = 2
-_DEFAULTS = {"pairs": 8, "seconds": 3.0, "target": None, "jobs": [1, 32, 1000]}
+_DEFAULTS = {"pairs": 8, "seconds": 3.0, "target": None, "null_block": False, "jobs": [1, 32, 1000]}
 _STARTUP = """
 import json, time
 began = time.perf_counter()
@@ -37,13 +38,23 @@ with Loader(cache=None) as loader:
                       "anonymous_bytes": int(status["RssAnon"].split()[0]) * 1024}))
 """
 
+_T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 11: 2.20, 15: 2.13, 19: 2.09}
+"""Student's t for 95 %, by degrees of freedom."""
+
 Report = dict[str, Any]
 
 
+class Measured(Protocol):
+    """Something with BPF programs: ours or a tool of bcc."""
+
+    def run_statistics(self) -> dict[str, tuple[int, int]]: ...
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pairs", type=int, help="paired runs without and with the probe (default 8)")
+    parser.add_argument("--pairs", type=int, help="rounds of runs without and with each probe (default 8)")
     parser.add_argument("--seconds", type=float, help="length of one run (default 3)")
     parser.add_argument("--target", type=Path, help="device or file to read (default: a scratch file in /tmp)")
+    parser.add_argument("--null-block", action="store_true", help="read a null_blk device, made for the run")
     parser.add_argument("--jobs", type=int, nargs="+", help="numbers of jobs to read (default 1 32 1000)")
     set_defaults(parser)
 
@@ -55,11 +66,12 @@ def set_defaults(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Report:
     """Measure everything and print it."""
     with contextlib.ExitStack() as stack:
-        target = arguments.target or stack.enter_context(scratch_file(None))
+        target = arguments.target or stack.enter_context(null_block() if arguments.null_block else scratch_file(None))
         (cgroup,) = stack.enter_context(scratch_cgroups(1))
         loader = stack.enter_context(Loader())
         load = Load(cgroup, target, arguments.seconds)
-        report: Report = {"kernel": os.uname().release, "target": str(arguments.target or "scratch file")}
+        what = "null_blk" if arguments.null_block else str(arguments.target or "scratch file")
+        report: Report = {"kernel": os.uname().release, "target": what}
         for name, measure in (
             ("per_io", lambda: per_io(loader, load)),
             ("iops", lambda: iops_lost(loader, load, arguments.pairs)),
@@ -83,7 +95,7 @@ def kernel_statistics() -> Iterator[None]:
         STATS.write_text(before)
 
 
-def timed_runs(program: Program, load: Load) -> tuple[int, dict[str, tuple[int, int]]]:
+def timed_runs(program: Measured, load: Load) -> tuple[int, dict[str, tuple[int, int]]]:
     """IOs done and, by function, how often it ran and for how long (ns)."""
     before = program.run_statistics()
     with kernel_statistics():
@@ -93,7 +105,7 @@ def timed_runs(program: Program, load: Load) -> tuple[int, dict[str, tuple[int, 
 
 
 def per_io(loader: Loader, load: Load) -> Report:
-    """Nanoseconds per IO: the block probe on a managed and an unmanaged job, and the reference histogram.
+    """Nanoseconds per IO: the block probe on a managed and an unmanaged job, the reference histogram, bcc's tools.
 
     The kernel's clock reads cost time themselves: a program that does nothing tells how much, and that is taken off.
     """
@@ -114,7 +126,21 @@ def per_io(loader: Loader, load: Load) -> Report:
     reference.attach_tracepoint("block:block_rq_complete", "reference_complete")
     found["reference"] = cost_per_io(*timed_runs(reference, load), clock_ns)
     reference.close()
+    for name in peers.TOOLS:
+        found[name] = _tool_cost(name, load, clock_ns)
     return found
+
+
+def _tool_cost(name: str, load: Load, clock_ns: float) -> Report:
+    """A tool's nanoseconds per IO, CPU of its process and memory; why not, where it does not start here."""
+    try:
+        with peers.running(name) as tool:
+            before, began = tool.cpu_seconds(), time.monotonic()
+            cost = cost_per_io(*timed_runs(tool, load), clock_ns)
+            cores = (tool.cpu_seconds() - before) / (time.monotonic() - began)
+            return cost | {"cores": cores, "rss_bytes": tool.rss_bytes()}
+    except CannotMeasureError as error:
+        return {"why_not": str(error)}
 
 
 def cost_per_io(ios: int, runs: dict[str, tuple[int, int]], clock_ns: float) -> Report:
@@ -124,35 +150,53 @@ def cost_per_io(ios: int, runs: dict[str, tuple[int, int]], clock_ns: float) -> 
     return {"parts": parts, "measured_ns": sum(parts.values()), "net_ns": sum(parts.values()) - clock}
 
 
-def iops_lost(loader: Loader, load: Load, pairs: int) -> Report:
-    """Share of IOPS lost in paired runs, with the 95 % confidence interval of the mean."""
+def iops_lost(loader: Loader, load: Load, rounds: int) -> Report:
+    """Share of IOPS lost against no probe of the same round, with the 95 % confidence interval of the mean.
+
+    Every round makes one run without and one with each probe, each time beginning with another, so that a drift of the
+    machine favours none.
+    """
+    starts: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+        "none": contextlib.nullcontext,
+        "block probe": lambda: _managing(loader, load),
+    }
+    starts |= {name: lambda name=name: peers.running(name) for name in peers.TOOLS if _starts(name)}
+    rates: dict[str, list[float]] = {name: [] for name in starts}
+    for at in range(rounds):
+        names = list(starts)
+        for name in (names[(at + place) % len(names)] for place in range(len(names))):
+            with starts[name]():
+                rates[name].append(load.run()[1])
+    without = rates.pop("none")
+    lost = {name: _interval([1 - a / b for a, b in zip(seen, without, strict=True)]) for name, seen in rates.items()}
+    return {"iops": statistics.median(without), "rounds": rounds, "lost": lost}
+
+
+@contextlib.contextmanager
+def _managing(loader: Loader, load: Load) -> Iterator[None]:
     probe = BlockProbe(loader)
-    probe.close()
-    losses, rates = [], []
-    for at in range(pairs):
-        without, with_probe = _pair(loader, load, probe_first=at % 2 == 1)
-        losses.append(1 - with_probe / without)
-        rates.append(without)
-    half = 1.96 * statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else float("nan")
-    mean = statistics.fmean(losses)
-    return {"iops": statistics.median(rates), "lost": mean, "low": mean - half, "high": mean + half, "pairs": pairs}
-
-
-def _pair(loader: Loader, load: Load, *, probe_first: bool) -> tuple[float, float]:
-    """IOPS without and with the probe, in either order, so that a drift of the machine favours neither."""
-
-    def with_probe() -> float:
-        probe = BlockProbe(loader)
-        probe.manage([load.cgroup.stat().st_ino])
-        rate = load.run()[1]
+    probe.manage([load.cgroup.stat().st_ino])
+    try:
+        yield
+    finally:
         probe.close()
-        return rate
 
-    if probe_first:
-        seen = with_probe()
-        return load.run()[1], seen
-    without = load.run()[1]
-    return without, with_probe()
+
+def _starts(name: str) -> bool:
+    try:
+        with peers.running(name):
+            return True
+    except CannotMeasureError:
+        return False
+
+
+def _interval(values: Sequence[float]) -> Report:
+    """Mean and its 95 % confidence interval, by Student's t with few values (normal beyond the table)."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return {"mean": mean, "low": float("nan"), "high": float("nan")}
+    half = _T95.get(len(values) - 1, 1.96) * statistics.stdev(values) / len(values) ** 0.5
+    return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
 def cpu_of_jobs(loader: Loader, target: Path, count: int) -> Report:
@@ -199,22 +243,40 @@ def show(report: Report) -> None:
     """Print the figures as tables."""
     per, iops, start = report["per_io"], report["iops"], report["startup"]
     print(
-        f"kernel {report['kernel']}, tier {per['tier']}, {report['target']}, {iops['iops']:,.0f} IOPS without the probe"
+        f"kernel {report['kernel']}, tier {per['tier']}, {report['target']}, {iops['iops']:,.0f} IOPS without a probe"
     )
-    print(f"\n{'ns per IO':32}{'measured':>10}{'net':>10}    (clock: {per['clock_ns_per_run']:.0f} ns a run)")
+    print(
+        f"\n{'ns per IO':32}{'measured':>10}{'net':>10}{'ratio':>8}    (clock: {per['clock_ns_per_run']:.0f} ns a run)"
+    )
     for title, name in (
         ("block probe, managed job", "managed"),
         ("block probe, unmanaged job", "unmanaged"),
         ("latency histogram, no owner", "reference"),
+        *((f"bcc's {name}", name) for name in peers.TOOLS),
     ):
-        cost = per[name]
-        parts = ", ".join(f"{part} {ns:.0f}" for part, ns in sorted(cost["parts"].items()))
-        print(f"{title:32}{cost['measured_ns']:10.0f}{cost['net_ns']:10.0f}    {parts}")
-    print(f"\nIOPS lost, {iops['pairs']} pairs: {iops['lost']:.1%} (95 %: {iops['low']:.1%} to {iops['high']:.1%})")
-    print("\njobs    CPU per read    cores at 2 reads a second")
+        _show_cost(title, per[name], per["managed"]["net_ns"])
+    for name, lost in iops["lost"].items():
+        print(
+            f"\nIOPS lost with {name}, {iops['rounds']} rounds: {lost['mean']:.1%} "
+            f"(95 %: {lost['low']:.1%} to {lost['high']:.1%})",
+            end="",
+        )
+    print("\n\njobs    CPU per read    cores at 2 reads a second")
     for row in report["jobs"]:
         print(f"{row['jobs']:4}    {row['seconds_per_read'] * 1e3:9.2f} ms    {row['cores']:.4f}")
+    for name in (name for name in peers.TOOLS if "cores" in per[name]):
+        print(f"bcc's {name}: {per[name]['cores']:.3f} cores, {per[name]['rss_bytes'] / 1e6:.0f} MB")
     print(
         f"\nstart-up {start['seconds']:.2f} s; memory {start['rss_bytes'] / 1e6:.0f} MB, "
         f"{start['anonymous_bytes'] / 1e6:.0f} MB of it anonymous"
     )
+
+
+def _show_cost(title: str, cost: Report, ours_ns: float) -> None:
+    """One line; the ratio is to the block probe on a managed job."""
+    if "why_not" in cost:
+        print(f"{title:32}{'-':>10}{'-':>10}{'-':>8}    {cost['why_not']}")
+        return
+    parts = ", ".join(f"{part} {ns:.0f}" for part, ns in sorted(cost["parts"].items()))
+    ratio = cost["net_ns"] / ours_ns
+    print(f"{title:32}{cost['measured_ns']:10.0f}{cost['net_ns']:10.0f}{ratio:8.2f}    {parts}")

@@ -20,9 +20,13 @@ def test_a_short_run_measures_everything(loader, tmp_path, capsys):  # noqa: F81
     for name in ("managed", "unmanaged", "reference"):
         assert 0 < report["per_io"][name]["net_ns"] < report["per_io"][name]["measured_ns"] < 20_000
     assert report["per_io"]["losses"]["in_flight_full"] == report["per_io"]["losses"]["slots_full"] == 0
-    assert report["iops"]["low"] <= report["iops"]["lost"] <= report["iops"]["high"]
+    lost = report["iops"]["lost"]["block probe"]
+    assert lost["low"] <= lost["mean"] <= lost["high"]
+    for tool in ("biolatency", "biosnoop"):
+        assert report["per_io"][tool].get("net_ns", 1) > 0
+        assert ("why_not" in report["per_io"][tool]) == (tool not in report["iops"]["lost"])
     assert [row["jobs"] for row in report["jobs"]] == [1, 8]
     assert report["startup"]["anonymous_bytes"] < report["startup"]["rss_bytes"]
-    assert "IOPS lost, 2 pairs" in capsys.readouterr().out
+    assert "IOPS lost with block probe, 2 rounds" in capsys.readouterr().out
     assert Path("/proc/sys/kernel/bpf_stats_enabled").read_text() == "0\n"
     assert set(cgroup_mount().glob("prefetchd-bench-*")) <= cgroups_before
