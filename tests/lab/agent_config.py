@@ -19,12 +19,12 @@ cgroup = "/batch.slice/*"
 [metrics]
 listen = "127.0.0.1:9753"
 
-# The trainers tell their queues by hints; on an emulated CPU each further program costs 7 to 20 s of compilation.
+# Plain trainers tell their queues by hints; on an emulated CPU each further program costs 7 to 20 s of compilation.
 [probes]
 nfs = {nfs}
 object_store = false
 page_cache = {page_cache}
-dataloader = false
+dataloader = {dataloader}
 workers = {workers}
 """
 
@@ -52,7 +52,9 @@ def configuration(
     """
     nfs = any(device.kind == "nfs" for device in scenario.devices)
     page_cache = any(job.access == "filesystem" for job in scenario.jobs)
-    text = _GROUPS.format(policy=policy, nfs=_toml(nfs), page_cache=_toml(page_cache), workers=_toml(workers))
+    torch = any(job.trainer == "torch" for job in scenario.jobs)
+    probes = {"nfs": nfs, "page_cache": page_cache, "dataloader": torch, "workers": workers}
+    text = _GROUPS.format(policy=policy, **{name: _toml(on) for name, on in probes.items()})
     for device in scenario.devices:
         if device.name not in numbers:
             continue

@@ -12,13 +12,13 @@ import json
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent.simulate.scenario import Scenario
 from tests.lab import groups
-from tests.lab.agent_config import configuration
+from tests.lab.agent_config import write_configuration
 from tests.lab.bench_plan import OURS, POLICIES, load_subject
 from tests.lab.cache import PROJECT
 from tests.lab.disks import find_disk
@@ -35,19 +35,11 @@ def measure(scenario: Scenario, policy: str, seed: int) -> dict[str, Any]:
         return run_scenario(scenario, seed, peer_name=policy, finish=waits_by_second)
     with tempfile.TemporaryDirectory() as folder, kernel_statistics():
         numbers = {device.name: find_disk(device.name).number for device in scenario.devices if device.kind != "nfs"}
-        config = Path(folder) / "prefetchd.toml"
-        config.write_text(_configuration(scenario, numbers, policy))
+        config = write_configuration(Path(folder) / "prefetchd.toml", scenario, numbers, policy)
         argv = [str(PROJECT / ".venv" / "bin" / "python"), "-m", "agent", "run"]
         argv += ["--mode", "enforce", "--config", str(config)]
         summary = run_scenario(scenario, seed, agent_argv=argv, finish=_costs)
     return {**summary, "policy": policy}
-
-
-def _configuration(scenario: Scenario, numbers: Mapping[str, str], policy: str) -> str:
-    """The agent's configuration; where a real DataLoader runs, its probe is on, as it is by default."""
-    text = configuration(scenario, numbers, policy)
-    torch = any(job.trainer == "torch" for job in scenario.jobs)
-    return text.replace("dataloader = false", "dataloader = true") if torch else text
 
 
 @contextlib.contextmanager

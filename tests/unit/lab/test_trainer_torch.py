@@ -7,7 +7,7 @@ import time
 import pytest
 
 from agent.simulate.scenario import ScenarioError, load_scenario, parse_scenario
-from tests.lab.bench_guest import _configuration
+from tests.lab.agent_config import configuration
 from tests.lab.bench_plan import find_scenario
 from tests.lab.trainer import TORCH, Extent, job_arguments
 from tests.lab.truth import read_truth
@@ -24,8 +24,8 @@ def test_what_the_dataloader_cannot_do_is_refused():
 
 
 def test_the_agents_own_view_of_loaders_is_on_where_there_is_one():
-    assert "dataloader = true" in _configuration(DATALOADER, {"ssd0": "8:0"}, "adaptive")
-    assert "dataloader = false" in _configuration(load_scenario(find_scenario("ssd-95")), {"ssd0": "8:0"}, "paper")
+    assert "dataloader = true" in configuration(DATALOADER, {"ssd0": "8:0"}, "adaptive")
+    assert "dataloader = false" in configuration(load_scenario(find_scenario("ssd-95")), {"ssd0": "8:0"}, "paper")
 
 
 def test_two_lives_of_a_real_loader(tmp_path):
