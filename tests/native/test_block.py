@@ -1,5 +1,7 @@
 """The block probe on this machine's own kernel and disk, against what the processes themselves did and timed."""
 
+import json
+import subprocess
 import time
 
 import pytest
@@ -134,6 +136,33 @@ def test_direct_writes(probe, make_cgroup, disk_folder):
     report = workload.run(cgroup, "write", path, MIB, 16)
     counters = blocks(probe)[BlockKey(cgroup.stat().st_ino, workload.whole_device(path), "write")]
     assert counters.bytes == report.bytes
+
+
+@pytest.mark.parametrize("engine", ["libaio", "io_uring"])
+def test_asynchronous_engines(probe, make_cgroup, data, engine):
+    """Reads from one extent, so that each is one bio; fio's own report is the truth."""
+    cgroup, block = make_cgroup(), 16384
+    probe.manage([cgroup.stat().st_ino])
+    options = [f"--ioengine={engine}", "--rw=randread", f"--bs={block}", "--iodepth=16", "--direct=1", "--size=32m"]
+    command = ["fio", "--name=test", f"--filename={data}", "--output-format=json", *options]
+    subprocess.run(command, capture_output=True, check=True)  # fio itself is in the page cache from now on
+    enter = 'echo $$ >"$0/cgroup.procs"; exec "$@"'
+    done = subprocess.run(["sh", "-c", enter, cgroup, *command], capture_output=True, text=True, check=True)
+    (job,) = json.loads(done.stdout)["jobs"]
+    counters = only_read(probe, cgroup, data)
+    assert counters.bytes == job["read"]["io_bytes"]
+    assert job["read"]["total_ios"] <= counters.requests <= job["read"]["total_ios"] + len(workload.extent_starts(data))
+
+
+def test_written_back_pages_belong_to_who_dirtied_them_or_to_nobody(probe, make_cgroup, disk_folder):
+    """The kernel tells the owner only where the io controller is on the v2 hierarchy."""
+    cgroup, path = make_cgroup(), disk_folder / "dirtied"
+    probe.manage([cgroup.stat().st_ino])
+    report = workload.run(cgroup, "dirty", path, 65536, 128)
+    subprocess.run(["sync", "--file-system", path], check=True)  # by the kernel's own threads
+    device = workload.whole_device(path)
+    written = [blocks(probe).get(BlockKey(owner, device, "write")) for owner in (cgroup.stat().st_ino, UNATTRIBUTED)]
+    assert sum(counters.bytes for counters in written if counters) >= report.bytes
 
 
 def test_unmanaged_cgroups_leave_no_trace(probe, make_cgroup, data):

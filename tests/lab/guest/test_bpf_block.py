@@ -215,6 +215,39 @@ def test_a_mapped_device_counts_where_the_job_submitted(probe, watched, ssd):
         assert_latency_agrees(found, report)
 
 
+@contextlib.contextmanager
+def raid(disk, level):
+    """A software RAID of two partitions of a disk; gives its node and number."""
+    subprocess.run(["modprobe", f"raid{level}"], check=True)
+    parts = [f"{disk.node}p{at}" for at in (1, 2)]
+    for at in (1, 2):
+        subprocess.run(["addpart", disk.node, str(at), str(2048 + (at - 1) * (100 << 11)), str(96 << 11)], check=True)
+    create = ["mdadm", "--create", "/dev/md9", "--run", f"--level={level}", "--raid-devices=2", "--metadata=1.2"]
+    create += ["--chunk=64"] if level == 0 else ["--assume-clean", "--bitmap=none"]
+    try:
+        subprocess.run([*create, *parts], check=True, capture_output=True, stdin=subprocess.DEVNULL)
+        yield "/dev/md9", Path("/sys/block/md9/dev").read_text().strip()
+    finally:
+        subprocess.run(["mdadm", "--stop", "/dev/md9"], check=False, capture_output=True)
+        subprocess.run(["mdadm", "--zero-superblock", *parts], check=False, capture_output=True)
+        for at in (1, 2):
+            subprocess.run(["delpart", disk.node, str(at)], check=False)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_software_raid_counts_once_where_the_job_submitted(probe, watched, ssd, level):
+    """Striped bios are split over the members, mirrored writes go to both: the job asked once."""
+    with raid(ssd, level) as (node, number):
+        written = workload.run(watched, "write", node, 256 << 10, 32)
+        read = workload.run(watched, "read", node, 256 << 10, 64)
+        for op, report in (("write", written), ("read", read)):
+            found = counters(probe, watched, number, op)
+            assert (found.bytes, found.requests) == (report.bytes, report.calls)
+            assert found.in_flight == 0
+            assert found.latency_ns <= sum(report.times_ns)
+            assert counters(probe, watched, ssd.number, op) is None
+
+
 def test_a_listed_member_counts_below_the_mapped_device(loader, probe, cgroup, ssd):
     members = BlockProbe(loader, devices=[ssd.number], tiers=[probe.status().tier])
     members.manage([cgroup.stat().st_ino])
