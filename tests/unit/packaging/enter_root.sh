@@ -32,6 +32,15 @@ boot() {
     exec unshare --cgroup --mount "$0" boot-in-cgroup
 }
 
+# What would set up the kernel and its devices: they are this machine's.
+leave_the_machine_alone() {
+    mkdir -p run/systemd/system
+    for unit in systemd-udevd systemd-udev-trigger systemd-sysctl systemd-modules-load systemd-binfmt systemd-random-seed \
+        systemd-remount-fs systemd-hwdb-update kmod-static-nodes systemd-tmpfiles-setup-dev systemd-timesyncd; do
+        ln -s /dev/null "run/systemd/system/$unit.service"
+    done
+}
+
 boot_in_cgroup() {
     mount_root
     mount -t sysfs sysfs sys
@@ -39,12 +48,15 @@ boot_in_cgroup() {
     for folder in fs/bpf kernel/tracing kernel/debug; do
         mountpoint -q /sys/$folder && mount --bind /sys/$folder sys/$folder
     done
+    mount --bind proc/sys proc/sys
+    mount -o remount,ro,bind proc/sys
+    leave_the_machine_alone
     ip link set lo up
     mkdir run/old
     pivot_root . run/old
     umount -l /run/old
     rmdir /run/old
-    exec /usr/bin/env -i container=other PATH="$PATH" /lib/systemd/systemd --log-target=journal --show-status=no
+    exec /usr/bin/env -i container=other PATH="$PATH" /lib/systemd/systemd --log-target=journal --show-status=no --unit=basic.target
 }
 
 case $1 in

@@ -14,7 +14,8 @@ SUITE = "bookworm"
 ENTER = Path(__file__).with_name("enter_root.sh")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-BOOT_SECONDS = 120.0
+BOOT_SECONDS = 400.0
+"""An emulated CPU takes minutes."""
 
 
 def debootstrap(folder: Path) -> None:

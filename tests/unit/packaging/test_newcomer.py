@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from tests.lab import Lab, LabUnavailable, Ssd
 from tests.unit.packaging.roots import DebianRoot, debootstrap
 from tests.unit.packaging.support import PACKAGING, SOURCE
 
@@ -96,24 +95,6 @@ def test_systemd(fresh, release):
         node.run(command_after("Remove", "systemd"))
         assert node.run(SYSTEM_FILES).stdout == before
         assert node.run("systemctl is-enabled prefetchd", check=False).returncode != 0
-
-
-@pytest.mark.lab
-def test_the_unit_limits_and_restores_on_a_stock_kernel(fresh, release):
-    """In the lab's guest, whose kernel has io.max, kprobes and trampolines: nothing that the unit forbids is needed."""
-    packages, unpack, install, *_ = typed("systemd")
-    shutil.copy(release, fresh.base / "shared")
-    fresh.run(f"{packages}\ncd /mnt\n{unpack}\n{install}")
-    lower = f"/run/lab-root{fresh.upper}:/run/lab-root{fresh.lower}"
-    command = [str(SOURCE / ".venv" / "bin" / "python"), "-m", "tests.unit.packaging.unit_in_guest", lower]
-    try:
-        with Lab(devices=(Ssd(),), boot_timeout=300, timeout=900).boot() as guest:
-            done = guest.run(command)
-            log = done.output.read_text()
-    except LabUnavailable as error:
-        pytest.skip(str(error))
-    assert done.status == 0, log
-    assert re.search(r"probe block: attached (fentry|kprobe)", log), log
 
 
 def probes(log):
