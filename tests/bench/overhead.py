@@ -24,6 +24,9 @@ __all__ = ["CannotMeasureError", "add_arguments", "run", "set_defaults"]
 REFERENCE = Path(__file__).with_name("reference.c")
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 READS_PER_SECOND = 2
+_NOBODY = 1 << 40
+"""No cgroup has this id."""
+_COST_ROUNDS = 5
 _DEFAULTS = {"pairs": 8, "seconds": 3.0, "target": None, "null_block": False, "jobs": [1, 32, 1000]}
 _STARTUP = """
 import json, time
@@ -73,7 +76,7 @@ def run(arguments: argparse.Namespace) -> Report:
         what = "null_blk" if arguments.null_block else str(arguments.target or "scratch file")
         report: Report = {"kernel": os.uname().release, "target": what}
         for name, measure in (
-            ("per_io", lambda: per_io(loader, load)),
+            ("per_io", lambda: per_io(loader, load, max(1, min(_COST_ROUNDS, arguments.pairs)))),
             ("iops", lambda: iops_lost(loader, load, arguments.pairs)),
             ("jobs", lambda: [cpu_of_jobs(loader, target, count) for count in arguments.jobs]),
             ("startup", startup),
@@ -104,9 +107,10 @@ def timed_runs(program: Measured, load: Load) -> tuple[int, dict[str, tuple[int,
     return ios, {name: (after[name][0] - before[name][0], after[name][1] - before[name][1]) for name in after}
 
 
-def per_io(loader: Loader, load: Load) -> Report:
+def per_io(loader: Loader, load: Load, rounds: int) -> Report:
     """Nanoseconds per IO: the block probe on a managed and an unmanaged job, the reference histogram, bcc's tools.
 
+    Of several rounds over all of them the median counts: what other CPUs do to shared memory changes from run to run.
     The kernel's clock reads cost time themselves: a program that does nothing tells how much, and that is taken off.
     """
     empty = loader.load(REFERENCE)
@@ -114,21 +118,29 @@ def per_io(loader: Loader, load: Load) -> Report:
     _, runs = timed_runs(empty, load)
     clock_ns = runs["nothing"][1] / max(1, runs["nothing"][0])
     empty.close()
-    found: Report = {"clock_ns_per_run": clock_ns}
-    probe = BlockProbe(loader)
-    for name, managed in (("managed", [load.cgroup.stat().st_ino]), ("unmanaged", [])):
-        probe.manage(managed or [1 << 40])
-        found[name] = cost_per_io(*timed_runs(probe.program, load), clock_ns)
-    found["tier"], found["losses"] = probe.status().tier, probe.losses()
-    probe.close()
-    reference = loader.load(REFERENCE)
-    reference.attach_tracepoint("block:block_rq_issue", "reference_issue")
-    reference.attach_tracepoint("block:block_rq_complete", "reference_complete")
-    found["reference"] = cost_per_io(*timed_runs(reference, load), clock_ns)
-    reference.close()
-    for name in peers.TOOLS:
-        found[name] = _tool_cost(name, load, clock_ns)
-    return found
+    costs: dict[str, list[Report]] = {"managed": [], "unmanaged": [], "reference": []}
+    found: Report = {"clock_ns_per_run": clock_ns, "rounds": rounds}
+    for _ in range(rounds):
+        probe = BlockProbe(loader)
+        for name, managed in (("managed", load.cgroup.stat().st_ino), ("unmanaged", _NOBODY)):
+            probe.manage([managed])
+            costs[name].append(cost_per_io(*timed_runs(probe.program, load), clock_ns))
+        found["tier"], found["losses"] = probe.status().tier, probe.losses()
+        probe.close()
+        reference = loader.load(REFERENCE)
+        reference.attach_tracepoint("block:block_rq_issue", "reference_issue")
+        reference.attach_tracepoint("block:block_rq_complete", "reference_complete")
+        costs["reference"].append(cost_per_io(*timed_runs(reference, load), clock_ns))
+        reference.close()
+    tools = {name: [_tool_cost(name, load, clock_ns)] for name in peers.TOOLS}
+    for name in (name for name, (first,) in tools.items() if "why_not" not in first):
+        tools[name] += [_tool_cost(name, load, clock_ns) for _ in range(rounds - 1)]
+    return found | {name: _median(several) for name, several in (costs | tools).items()}
+
+
+def _median(costs: list[Report]) -> Report:
+    """The measurement in the middle, by its net cost."""
+    return sorted(costs, key=lambda cost: cost.get("net_ns", 0.0))[(len(costs) - 1) // 2]
 
 
 def _tool_cost(name: str, load: Load, clock_ns: float) -> Report:
