@@ -81,7 +81,8 @@ class TreeWatch:
         """Compare one folder's children, and what is below those that are new."""
         now_there = {child.path: child for child in children(self._root, path)}
         prefix = path.rstrip("/") + "/"
-        for old in [c for p, c in self._known.items() if p.startswith(prefix) and "/" not in p[len(prefix) :]]:
+        below = [c for p, c in self._known.items() if p.startswith(prefix) and p != path]
+        for old in [c for c in below if "/" not in c.path[len(prefix) :]]:
             if old.path not in now_there:
                 yield from self._disappear(old.path)
         for child in now_there.values():

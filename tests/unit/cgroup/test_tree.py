@@ -83,6 +83,18 @@ def test_notifications_of_nested_new_cgroups(root, watcher):
     assert "/e/f/g/h" in watcher.known
 
 
+def test_cgroups_at_the_top_come_and_go_any_number_of_times(root, watcher):
+    """A slice that empties is removed and made again; the root is the parent of its events, never their subject."""
+    watcher.changes(0.0)
+    for _ in range(3):
+        (root / "batch.slice/job").mkdir(parents=True)
+        assert told(watcher.changes(0.1)) == [("created", "/batch.slice"), ("created", "/batch.slice/job")]
+        (root / "batch.slice/job").rmdir()
+        (root / "batch.slice").rmdir()
+        assert told(watcher.changes(0.2)) == [("removed", "/batch.slice"), ("removed", "/batch.slice/job")]
+    assert "/" in watcher.known
+
+
 def test_notifications_wake_a_poller(root, watcher):
     watcher.changes(0.0)
     assert select.select([watcher], [], [], 0)[0] == []
