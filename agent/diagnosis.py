@@ -195,7 +195,7 @@ def _steady(signals: Signals, old: float | None, settings: DiagnosisSettings) ->
     felt = _felt_latency(signals)
     if felt is None or old is None:
         return old if felt is None else felt
-    return old + gain(signals.dt, 30.0 if felt > old else 5.0) * (felt - old)
+    return old + gain(signals.dt, 30.0 if felt > old else 2.0) * (felt - old)
 
 
 def _felt_latency(signals: Signals) -> float | None:
@@ -233,7 +233,7 @@ def _strengths(
     """How much speaks for each cause, 0..1, most specific first; the numbers go into `evidence`."""
     return {
         Cause.SELF_THROTTLED: _self_throttled(signals, node, settings, evidence),
-        Cause.CPU_BOUND: _cpu_bound(signals, settings, evidence),
+        Cause.CPU_BOUND: _cpu_bound(signals, node, settings, evidence),
         Cause.REMOTE_CONGESTION: _remote(signals, state, settings, evidence),
         Cause.COLD_START: _cold_start(signals, state, settings, evidence),
         Cause.CACHE_THRASH: _cache_thrash(signals, node, state, settings, evidence),
@@ -265,11 +265,17 @@ def _self_throttled(
     return best
 
 
-def _cpu_bound(signals: Signals, settings: DiagnosisSettings, evidence: dict[str, float]) -> float:
+def _cpu_bound(signals: Signals, node: NodeContext, settings: DiagnosisSettings, evidence: dict[str, float]) -> float:
+    """Workers busy on a CPU; a device that the job itself keeps busy limits it, whatever its workers do besides."""
     if signals.cpu_ratio is None:
         return 0.0
     evidence["cpu_ratio"] = signals.cpu_ratio
-    return _grade(signals.cpu_ratio, settings.cpu_ratio, 0.95)
+    kept_busy = 0.0
+    for name in signals.devices:
+        own, others = node.used_share.get(name, 0.0), node.others_share.get(name, 0.0)
+        busy = clip((own + others - settings.busy_share) / (0.9 - settings.busy_share), 0.0, 1.0)
+        kept_busy = max(kept_busy, busy * min(1.0, 2.0 * own))
+    return _grade(signals.cpu_ratio, settings.cpu_ratio, 0.95) * (1.0 - kept_busy)
 
 
 def _remote(signals: Signals, state: DiagnosisState, settings: DiagnosisSettings, evidence: dict[str, float]) -> float:

@@ -75,7 +75,8 @@ def derive(
     may_rise = loop.fed and since_start > settings.cold_iterations
     states, devices = _devices(state, changes, dt, may_rise, settings)
     weight = gain(dt, settings.smoothing_seconds)
-    hits = smooth(state.hit_ratio, _hit_ratio(previous.cache, current.cache), weight)
+    hits_now = _hit_ratio(previous.cache, current.cache)
+    hits = smooth(state.hit_ratio, hits_now, weight)
     batch = forecast.restarted(state.batch) if loop.started else state.batch
     batch = forecast.observe(batch, loop.new_iterations, reads, loop.queued_batches, loop.hinted_bytes)
     new = SignalState(
@@ -86,7 +87,7 @@ def derive(
         hits,
         smooth(state.cpu_ratio, _cpu_ratio(previous.workers, current.workers), weight),
         smooth(state.nic_packets_per_second, _packets(previous, current, dt), weight),
-        *_first_reads(state, changes, hits, since_start, loop.started),
+        *_first_reads(state, changes, hits_now, since_start, loop.started),
     )
     return new, _signals(current, dt, new, loop, devices)
 
@@ -186,7 +187,10 @@ def _remote_queueing(state: SignalState) -> float | None:
 def _first_reads(
     state: SignalState, changes: Mapping[str, Delta], hits: float | None, since_start: int, started: bool
 ) -> tuple[float, float]:
-    """(reads, seconds) of the first reads after a start, as the reader feels them: what the cache holds costs 0."""
+    """(reads, seconds) of the first reads after a start, as the reader feels them: what the cache holds costs 0.
+
+    `hits` is the ratio of this moment: a smoothed one would remember the life before the start.
+    """
     reads, latency = (0.0, 0.0) if started else (state.first_reads, state.first_latency)
     if reads >= FIRST_READS or since_start > 3:
         return reads, latency

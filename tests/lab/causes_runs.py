@@ -27,7 +27,7 @@ LABELS = (
 SUBJECT = "subject"
 """The job whose cause is asked for; in a run with two equal jobs the first."""
 
-DRIVE = Device(name="ssd0", kind="ssd", size=ByteSize(1024 * MIB), bytes_per_second=ByteRate(60 * MIB), iops=2000)
+DRIVE = Device(name="ssd0", kind="ssd", size=ByteSize(1024 * MIB), bytes_per_second=ByteRate(30 * MIB), iops=1000)
 MOUNT = "store0"
 RESTART_SECONDS = 1.0
 """How long the trainer is away between two lives."""
@@ -194,7 +194,7 @@ def _cache_thrash(chance: random.Random, number: int) -> Labelled:
     for name, size in zip((SUBJECT, "peer0"), data, strict=True):
         job, more = _job(
             chance,
-            chance.uniform(1.4, 1.8) * DRIVE.bytes_per_second,
+            chance.uniform(1.6, 2.0) * DRIVE.bytes_per_second,
             name=name,
             access="filesystem",
             data=size,

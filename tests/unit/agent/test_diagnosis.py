@@ -80,6 +80,11 @@ class TestCauses:
         assert not result.actionable
         assert result.advice == ADVICE[Cause.CPU_BOUND]
 
+    def test_a_device_that_the_job_keeps_busy_limits_it_whatever_its_workers_do(self):
+        assert cause(20, cpu_ratio=0.9, node=SHARED) is Cause.DEVICE_CONTENTION
+        idle = NodeContext(used_share={SSD: 0.4}, others_share={SSD: 0.1})
+        assert cause(20, cpu_ratio=0.9, node=idle) is Cause.CPU_BOUND
+
     def test_remote_congestion(self):
         devices = {
             "nas:/d": device_signals("nas:/d", medium=Medium.REMOTE, latency_seconds=0.2, reference_seconds=0.02)
