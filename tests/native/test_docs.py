@@ -45,6 +45,10 @@ NOT_RUN = {
     ),
     "make demo": ("a guest for two minutes", "tests/lab/guest/test_scenario_run.py"),
     "make test": ("is this suite", "tests/native/test_docs.py::test_a_command_does_what_it_says"),
+    "make paper": (
+        "simulates for minutes",
+        "tests/unit/agent/simulate/test_paper.py::test_the_document_has_the_papers_figures_and_ours",
+    ),
     "make package": ("builds an archive", "tests/unit/packaging/test_install.py::test_two_clones_give_the_same_bytes"),
     "packaging/container/build.sh": (
         "needs a container engine",

@@ -1,0 +1,71 @@
+"""Training files on a disk with moving parts, laid out on purpose: contiguous, interleaved, or small and many."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+from agent.rearrange_files import extents_of
+
+MIB = 1 << 20
+CHUNK = 256 << 10
+SHARD_BYTES = 48 * MIB
+SHARDS = 8
+SMALL_FILES = 1024
+
+
+def lay_out(root: Path, name: str) -> Path:
+    """Make a set of files and return its folder: `contiguous` or `interleaved` shards, or `small` files."""
+    folder = root / name
+    folder.mkdir()
+    {"contiguous": _contiguous, "interleaved": _interleaved, "small": _small}[name](folder)
+    return folder
+
+
+def _contiguous(folder: Path) -> None:
+    for number in range(SHARDS):
+        _fill(_allocated(folder / f"shard{number}", [SHARD_BYTES]), SHARD_BYTES)
+
+
+def _interleaved(folder: Path) -> None:
+    """Room is taken in turns of `CHUNK`, each turn in another order, as by shards that are written at the same time."""
+    chance = random.Random(7)
+    files = [os.open(folder / f"shard{number}", os.O_RDWR | os.O_CREAT, 0o644) for number in range(SHARDS)]
+    for start in range(0, SHARD_BYTES, CHUNK):
+        for descriptor in chance.sample(files, len(files)):
+            os.posix_fallocate(descriptor, start, CHUNK)
+    for descriptor in files:
+        _fill(descriptor, SHARD_BYTES)
+
+
+def _small(folder: Path) -> None:
+    for number in range(SMALL_FILES):
+        part = folder / f"class{number * 16 // SMALL_FILES:02d}"
+        part.mkdir(exist_ok=True)
+        _fill(_allocated(part / f"img{number:05d}", [CHUNK]), CHUNK)
+
+
+def _allocated(path: Path, sizes: list[int]) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    os.posix_fallocate(descriptor, 0, sum(sizes))
+    return descriptor
+
+
+def _fill(descriptor: int, size: int) -> None:
+    """Write every byte, so that no extent stays unwritten, and close."""
+    block = os.urandom(4096) * (MIB // 4096)
+    for start in range(0, size, MIB):
+        os.pwrite(descriptor, block[: min(MIB, size - start)], start)
+    os.close(descriptor)
+
+
+def pieces(path: Path) -> int:
+    """In how many places of the disk a file lies (FIEMAP)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        found, _ = extents_of(descriptor, path.stat().st_size)
+    finally:
+        os.close(descriptor)
+    ends = [one.physical + one.length for one in found]
+    return 1 + sum(one.physical != end for one, end in zip(found[1:], ends, strict=False)) if found else 0
