@@ -11,22 +11,21 @@ record loses one step at most. A record is on disk before the write it announces
 
 Version 1 kept whole io.max lines as text; it is still read.
 """
-# ruff: noqa: PTH103, PTH104, PTH108, PTH116, PTH120, PTH123  # the guardian imports this, and pathlib would cost it a megabyte
+# ruff: noqa: PTH104, PTH108, PTH116, PTH120, PTH123  # the guardian imports this, and pathlib would cost it a megabyte
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import stat
-import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cgroup.errors import IoFileError, JournalBusy, JournalError, JournalFull
+from cgroup.errors import IoFileError, JournalError
+from cgroup.journal_lock import ignore_errors, take_lock, translated
 from cgroup.lines import IO_MAX, KEYS, Line, Values, parse_line
 
 VERSION = 2
@@ -37,7 +36,6 @@ RESERVE_BYTES = 64 * 1024
 """Room that must be there before enforcement begins again after the journal was full: some 200 records."""
 
 _COMPACT_AFTER = 1000  # records, beside four times what is alive
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +208,7 @@ class Journal:
         (after waiting for it), and JournalError, also where the predecessor worked below another root: from here its
         cgroups would all look gone.
         """
-        lock = _take_lock(path + ".lock", wait_seconds)
+        lock = take_lock(path + ".lock", wait_seconds)
         this_boot, this_root = boot_id(boot_id_path), root_id(root)
         try:
             state = read_journal(path)
@@ -267,7 +265,7 @@ class Journal:
         try:
             os.posix_fallocate(file, size, RESERVE_BYTES)
         except OSError as error:
-            raise _translated(error, self.path) from error
+            raise translated(error, self.path) from error
         finally:
             os.ftruncate(file, size)
 
@@ -279,7 +277,7 @@ class Journal:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise _translated(error, self.path) from error
+            raise translated(error, self.path) from error
 
     def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
         if self._appended > _COMPACT_AFTER + 4 * len(self._entries):
@@ -291,7 +289,7 @@ class Journal:
             _write_durably(file, b"".join(map(_encode, records)))
         except OSError as error:
             os.ftruncate(file, size)
-            raise _translated(error, self.path) from error
+            raise translated(error, self.path) from error
         self._appended += len(records)
 
     def _keep_lock(self) -> None:
@@ -304,8 +302,8 @@ class Journal:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise _translated(error, path) from error
-        again = _take_lock(path, 0.0)
+            raise translated(error, path) from error
+        again = take_lock(path, 0.0)
         os.close(self._lock)
         self._lock = again
         self._close_file()
@@ -318,15 +316,15 @@ class Journal:
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _translated(error, temporary) from error
+            raise translated(error, temporary) from error
         try:
             _write_durably(file, data)
             os.rename(temporary, self.path)
             _sync_folder(self.path)
         except OSError as error:
             os.close(file)
-            _ignore_errors(lambda: os.unlink(temporary))
-            raise _translated(error, temporary) from error
+            ignore_errors(lambda: os.unlink(temporary))
+            raise translated(error, temporary) from error
         self._file = file
         self._appended = 0
         return file
@@ -362,45 +360,6 @@ def _write_durably(file: int, data: bytes) -> None:
     if os.write(file, data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(file)
-
-
-def _translated(error: OSError, path: str) -> JournalError:
-    if error.errno in _NO_ROOM:
-        return JournalFull(f"no room for the journal {path} ({error.strerror}): nothing is enforced until there is.")
-    return JournalError(f"the journal {path} cannot be written ({error.strerror}): nothing is enforced.")
-
-
-def _take_lock(path: str, wait_seconds: float) -> int:
-    """POSIX locks belong to a process: a forked child does not keep one alive, and SIGKILL gives it back."""
-    try:
-        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise _translated(error, path) from error
-    deadline = time.monotonic() + wait_seconds
-    while True:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if time.monotonic() < deadline:
-                time.sleep(0.01)
-                continue
-            holder = os.read(file, 20).decode("ascii", "replace").strip()
-            os.close(file)
-            raise JournalBusy(
-                f"another prefetchd (pid {holder or 'unknown'}) enforces on this host and holds {path}; stop it first."
-            ) from error
-        _ignore_errors(lambda: os.ftruncate(file, 0))
-        _ignore_errors(lambda: os.pwrite(file, b"%d\n" % os.getpid(), 0))
-        return file
-
-
-def _ignore_errors(action: Callable[[], object]) -> None:
-    """For what is nice to have but must not stop a restore, on a full disk above all."""
-    try:
-        action()
-    except OSError:
-        return
 
 
 def _sync_folder(path: str) -> None:

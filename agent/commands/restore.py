@@ -5,24 +5,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 from agent.config import STATE_DIRECTORY
 from agent.errors import CannotEnforceError, PrefetchdError, UsageError
 from cgroup.errors import CgroupError, JournalBusy
 from cgroup.hierarchy import detect_hierarchy
+from cgroup.journal import read_journal
+from cgroup.journal_lock import lock_holder
 from cgroup.restore import restore
 
 EPILOG = """\
 examples:
   sudo prefetchd restore                                  # what the last agent left behind
   sudo prefetchd restore --state-directory /run/other --json
+  sudo prefetchd restore --running                        # a running agent releases all, and only plans then
 
 exit status:
   0  nothing is left of us (values that somebody else changed are theirs and stay)
-  1  some lines could not be restored, or an agent is running: stop it first
+  1  some lines could not be restored, or an agent is running: stop it first, or use --running
 """
+RELEASE_SECONDS = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("--state-directory", default=STATE_DIRECTORY, metavar="DIR", help=f"default: {STATE_DIRECTORY}")
     parser.add_argument("--cgroup-root", default="", metavar="DIR", help="default: where cgroup v2 is mounted")
+    parser.add_argument(
+        "--running", action="store_true", help="have a running agent release everything and go on in mode dry-run"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
@@ -43,6 +52,13 @@ def main(args: argparse.Namespace) -> int:
     _check(Path(args.state_directory), root)
     if not journal.exists():
         print("nothing to restore: no journal in", args.state_directory, file=sys.stderr)
+        if args.json:
+            print(json.dumps({"restored": [], "foreign": [], "vanished": [], "errors": []}))
+        return 0
+    if args.running and disarm(str(journal)):
+        print(
+            "the running agent has released everything, and enforces no more until it is started again", file=sys.stderr
+        )
         if args.json:
             print(json.dumps({"restored": [], "foreign": [], "vanished": [], "errors": []}))
         return 0
@@ -62,6 +78,30 @@ def main(args: argparse.Namespace) -> int:
     else:
         print(report)
     return 1 if report.errors else 0
+
+
+def disarm(journal: str, seconds: float = RELEASE_SECONDS) -> bool:
+    """Have the agent that holds the journal release everything; False where none does.
+
+    Raises PrefetchdError where it may not be told, or has not done so after `seconds`.
+    """
+    holder = lock_holder(journal)
+    if not holder:
+        return False
+    try:
+        os.kill(holder, signal.SIGUSR1)
+    except PermissionError:
+        raise PrefetchdError(f"The agent (pid {holder}) belongs to another user; run as root.") from None
+    except ProcessLookupError:
+        return False
+    deadline = time.monotonic() + seconds
+    while read_journal(journal).entries:
+        if not lock_holder(journal):
+            return False
+        if time.monotonic() > deadline:
+            raise PrefetchdError(f"The agent (pid {holder}) has not released its limits after {seconds:g} s; stop it.")
+        time.sleep(0.05)
+    return True
 
 
 def _check(state: Path, root: str) -> None:

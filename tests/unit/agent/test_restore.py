@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from agent.commands import restore
-from agent.errors import UsageError
+from agent.errors import PrefetchdError, UsageError
 from cgroup.journal import Entry, Journal, read_journal
+from cgroup.journal_lock import lock_holder
 from cgroup.lines import Line
 
 FREE = dict.fromkeys(("rbps", "wbps", "riops", "wiops"))
@@ -84,6 +85,66 @@ def test_an_agent_that_runs_is_left_alone(state, root):
     assert done.returncode == 1
     assert "An agent is running" in done.stderr
     assert left(state) == 1
+
+
+HOLDER = """
+import signal, sys
+from cgroup.journal import Journal
+journal = Journal.open(sys.argv[1])
+signal.signal(signal.SIGUSR1, lambda *_: {action})
+print("holds", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def holder(state):
+    """Start a process that holds the journal, as an agent does, and does `action` when it is told to disarm."""
+    started = []
+
+    def start(action):
+        argv = [sys.executable, "-c", HOLDER.format(action=action), str(state / "journal")]
+        started.append(subprocess.Popen(argv, stdout=subprocess.PIPE))
+        assert started[-1].stdout.readline() == b"holds\n"
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_running_agent_releases_everything_when_asked(state, root, holder):
+    agent = holder("journal.forget(list(journal.entries))")
+    assert lock_holder(str(state / "journal")) == agent.pid
+    done = run(state, "--cgroup-root", str(root), "--running", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "has released everything" in done.stderr
+    assert json.loads(done.stdout)["errors"] == []
+    assert left(state) == 0
+    assert agent.poll() is None
+
+
+def test_an_agent_that_does_not_release_is_named(state, holder):
+    agent = holder("None")
+    with pytest.raises(PrefetchdError, match=rf"pid {agent.pid}\) has not released its limits after 0.2 s; stop it"):
+        restore.disarm(str(state / "journal"), 0.2)
+    assert left(state) == 1
+
+
+def test_an_agent_that_dies_of_it_leaves_the_work_to_us(state, root, holder):
+    holder("signal.raise_signal(signal.SIGKILL)")
+    done = run(state, "--cgroup-root", str(root), "--running")
+    assert done.returncode == 0, done.stderr
+    assert "1 restored" in done.stdout
+    assert left(state) == 0
+
+
+def test_without_a_running_agent_it_restores(state, root):
+    assert lock_holder(str(state / "journal")) == 0
+    assert run(state, "--cgroup-root", str(root), "--running").returncode == 0
+    assert left(state) == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

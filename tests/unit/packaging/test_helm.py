@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from agent import config as agent_config
+from agent.__main__ import build_parser
+from agent.commands.restore import RELEASE_SECONDS
 from tests.unit.packaging.support import PACKAGING
 
 CHART = PACKAGING / "helm" / "prefetchd"
@@ -157,6 +159,16 @@ def test_the_agent_gets_what_it_needs_of_the_node_and_a_root_it_cannot_write():
 
 def test_the_guardian_lives_outside_the_pod():
     assert agent_configuration(render({})).enforcement.guardian_cgroup == "/prefetchd-guardian"
+
+
+def test_limits_are_released_before_the_pod_ends():
+    """The hook is a command line that the program takes, and no shell is needed for it."""
+    daemon_set = one(render({}), "DaemonSet")
+    program, *words = container(render({}))["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == container(render({}))["command"][0]
+    arguments = build_parser("restore").parse_args(words)
+    assert (arguments.command, arguments.running) == ("restore", True)
+    assert daemon_set["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > RELEASE_SECONDS
 
 
 @pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7"])
