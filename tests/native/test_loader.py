@@ -10,7 +10,7 @@ from bpf.loader import Loader, ProbeError
 
 pytestmark = pytest.mark.native
 
-PROGRAM = """
+PROGRAM = r"""
 BPF_F_TABLE("array", u32, u64, seen, 2, BPF_F_MMAPABLE);
 int on_switch(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -21,6 +21,12 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 int on_call(struct tracepoint__sched__sched_switch *args) { return args->prev_pid & 0; }
+int beyond(void *ctx)
+{
+    u64 value;
+    asm volatile("%0 = *(u64 *)(%1 + 8)\n\t%0 = *(u64 *)(%0 + 0x7ff8)" : "=&r"(value) : "r"(ctx));
+    return value;
+}
 int unbounded(struct bpf_raw_tracepoint_args *ctx) { return *(int *)ctx->args[0]; }
 """
 
@@ -52,12 +58,34 @@ def test_macros_attach_read_and_detach(loader, source):
     program.close()
 
 
+def test_a_typed_tracepoint_runs_until_it_is_detached(loader, source):
+    program = loader.load(source, {"AT": 1})
+    view = program.view("seen", 16)
+    for _ in range(2):  # the second time the program is loaded already
+        before = count(view, 1)
+        program.attach_btf_tracepoint("sched_switch", "on_switch")
+        assert program.attached == ("btf_tracepoint:sched_switch",)
+        time.sleep(0.05)
+        assert count(view, 1) > before
+        assert program.run_statistics()["on_switch"][0] >= 0
+        program.detach_all()
+    before = count(view, 1)
+    time.sleep(0.05)
+    assert (count(view, 1), program.attached) == (before, ())
+    program.close()
+
+
 def test_refusals_are_one_sentence(loader, source, capfd):
     program = loader.load(source, {"AT": 1})
     program.attach_raw_tracepoint("sched_switch", "on_switch")
     for attach, said in (
         (lambda: program.attach_raw_tracepoint("sched_switch", "on_switch"), "already attached"),
         (lambda: program.attach_raw_tracepoint("no_such_event", "on_switch"), "raw_tracepoint:no_such_event"),
+        (
+            lambda: program.attach_btf_tracepoint("no_such_event", "unbounded"),
+            "btf_tracepoint:no_such_event: .*no_such_event",
+        ),
+        (lambda: program.attach_btf_tracepoint("sched_switch", "beyond"), "btf_tracepoint:sched_switch: .*beyond"),
         (lambda: program.attach_tracepoint("sched:no_such_event", "on_call"), "no_such_event"),
         (lambda: program.attach_kprobe("no_such_function", "on_switch"), "kprobe:no_such_function"),
         (lambda: program.attach_fentry("no_such_function"), "fentry:no_such_function"),
