@@ -13,13 +13,14 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from agent.client import AgentClient, AgentUnreachable
 from agent.simulate.scenario import Scenario
 from tests.lab import groups
 from tests.lab.agent_config import write_configuration
@@ -36,13 +37,22 @@ _READY_SECONDS = 400.0
 _LOG = Path("/run/lab-agent.log")
 
 
+def state() -> dict[str, Any] | None:
+    """What the agent says now, None where it does not answer. Without `AgentClient`, whose TLS setup is slow here."""
+    try:
+        with urllib.request.urlopen(f"{AGENT_URL}/state", timeout=3.0) as answer:
+            said: dict[str, Any] = json.load(answer)
+    except (OSError, HTTPException):
+        return None
+    return said
+
+
 @dataclass
 class Observer:
     """Does what a labelled run asks for at its time, and notes what the agent says of the subject."""
 
     plan: Labelled
     run: Run
-    client: AgentClient
     looks: list[Look] = field(default_factory=list)
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     _done: set[str] = field(default_factory=set)
@@ -65,20 +75,19 @@ class Observer:
         return fresh
 
     def _look(self) -> None:
-        with contextlib.suppress(AgentUnreachable):
-            rows = self.client.state()["jobs"]
-            row = next((row for row in rows if row["cgroup"] == f"/{groups.TRAIN.name}/{SUBJECT}"), None)
-            if row is not None and row["cause"] is not None:
-                self.looks.append(Look(self.run.elapsed, row["cause"], row["score"]))
-                self.rows.append(row)
+        rows = (state() or {"jobs": []})["jobs"]
+        row = next((row for row in rows if row["cgroup"] == f"/{groups.TRAIN.name}/{SUBJECT}"), None)
+        if row is not None and row["cause"] is not None:
+            self.looks.append(Look(self.run.elapsed, row["cause"], row["score"]))
+            self.rows.append(row)
 
 
-def make(plan: Labelled, seed: int, client: AgentClient) -> dict[str, Any]:
+def make(plan: Labelled, seed: int) -> dict[str, Any]:
     """Run one labelled workload and return its result."""
     with running(plan.scenario, seed * 100 + plan.number) as run:
         if plan.shared_memory is not None:
             (groups.TRAIN / "memory.max").write_text(str(plan.shared_memory))
-        observer = Observer(plan, run, client)
+        observer = Observer(plan, run)
         run.wait(observer.at)
         iterations = read_truth(run.truth_file(SUBJECT)).iterations
         stuck = dict(run.stuck)
@@ -119,32 +128,24 @@ def _evidence(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def observing(scenario: Scenario) -> Iterator[AgentClient]:
+def observing(scenario: Scenario) -> Iterator[None]:
     """The shipped agent, watching; ended with the body. Raises LabBroken where it does not get ready."""
     config = Path("/run/lab-causes.toml")
     write_configuration(config, scenario, {DRIVE.name: find_disk(DRIVE.name).number}, workers=True)
     argv = [str(PROJECT / ".venv" / "bin" / "python"), "-m", "agent", "run", "--config", str(config)]
     subprocess.run(["modprobe", "--all", "nfs", "nfsv4"], check=True)  # its probe attaches at once then
-    client = AgentClient(AGENT_URL)
     with _LOG.open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + _READY_SECONDS
-        while not _ready(client):
+        while not state():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise LabBroken(f"The agent did not get ready:\n{_LOG.read_text(errors='replace')[-3000:]}")
             time.sleep(0.5)
-        yield client
+        yield
     finally:
         process.terminate()
         process.wait(30)
-
-
-def _ready(client: AgentClient) -> bool:
-    with contextlib.suppress(AgentUnreachable):
-        client.get("/readyz")
-        return True
-    return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -153,12 +154,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, required=True)
     arguments = parser.parse_args(argv)
     out = Path(os.environ["PREFETCHD_LAB_OUT"])
-    with observing(labelled("remote_congestion", 0, 0).scenario) as client:
-        print(f"agent ready: {[(one['name'], one['state']) for one in client.state()['probes']]}", flush=True)
+    with observing(labelled("remote_congestion", 0, 0).scenario):
+        print(f"agent ready: {[(one['name'], one['state']) for one in (state() or {})['probes']]}", flush=True)
         for word in arguments.runs:
             label, _, number = word.partition(":")
             began = time.monotonic()
-            result = make(labelled(label, int(number), arguments.seed), arguments.seed, client)
+            result = make(labelled(label, int(number), arguments.seed), arguments.seed)
             part = out / f"{label}-{number}.part"
             part.write_text(json.dumps(result))
             part.rename(part.with_suffix(".json"))

@@ -10,14 +10,15 @@ pytestmark = [pytest.mark.guest, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def client():
-    with observing(labelled("remote_congestion", 0, TUNING_SEED).scenario) as client:
-        yield client
+def agent():
+    with observing(labelled("remote_congestion", 0, TUNING_SEED).scenario):
+        yield
 
 
 @pytest.mark.parametrize("label", ["device_contention", "self_throttled", "cpu_bound"])
-def test_the_agent_says_why(client, label):
-    result = make(labelled(label, 0, TUNING_SEED), TUNING_SEED, client)
+@pytest.mark.usefixtures("agent")
+def test_the_agent_says_why(label):
+    result = make(labelled(label, 0, TUNING_SEED), TUNING_SEED)
     assert not result["stuck"]
     assert result["starving_looks"] >= 10
     assert result["verdict"] == label, result
