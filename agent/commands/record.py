@@ -15,7 +15,7 @@ examples:
 The same as `prefetchd run --mode observe --record FILE`; `run --record` records in every mode. A file that exists is
 continued. `prefetchd replay` and `prefetchd report` read it.
 
-exit status: as `prefetchd run`
+exit status: as `prefetchd run`, and 1 where the recording broke off (a full disk)
 """
 
 

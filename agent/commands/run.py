@@ -186,15 +186,25 @@ def _serve(stack: contextlib.ExitStack, flags: SignalFlags, config: Config, root
     stack.callback(endpoint.close)
     hooks = _hooks(guardian)
     hooks.append(history.add)
-    if args.record is not None:
-        hooks.append(_recording(stack, Path(args.record), config, loop))
+    recorder = Recorder(Path(args.record), config, software=version()) if args.record is not None else None
+    if recorder is not None:
+        stack.callback(recorder.close)
+        hooks.append(lambda report: recorder.add(report, loop.samples))
     _announce(config, node, endpoint, enforcer.mode)
     systemd.notify("READY=1")
     why = run(loop, flags, duration=args.duration, after_tick=hooks)
     systemd.notify("STOPPING=1")
     log.info("ending: %s", why)
     loop.release(why)
-    return 0
+    return _status(recorder, args)
+
+
+def _status(recorder: Recorder | None, args: argparse.Namespace) -> int:
+    """Where recording was all that was asked for, a recording that broke off is a failure."""
+    if recorder is None or args.command != "record":
+        return 0
+    recorder.close()
+    return 1 if recorder.problem else 0
 
 
 def _loop_settings(config: Config) -> LoopSettings:
@@ -206,13 +216,6 @@ def _loop_settings(config: Config) -> LoopSettings:
         stale_seconds=config.loop.stale_seconds,
         kill_switch=Path(enforcement.kill_switch_file) if enforcement.kill_switch_file else None,
     )
-
-
-def _recording(stack: contextlib.ExitStack, path: Path, config: Config, loop: Loop) -> Callable[[TickReport], object]:
-    """What records every pass; the file is closed at the end."""
-    recorder = Recorder(path, config, software=version())
-    stack.callback(recorder.close)
-    return lambda report: recorder.add(report, loop.samples)
 
 
 def _hooks(guardian: Guardian | None) -> list[Callable[[TickReport], object]]:

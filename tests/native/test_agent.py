@@ -49,7 +49,7 @@ def agent(tmp_path, make_cgroup):
     job = make_cgroup()
     started = []
 
-    def start(*arguments):
+    def start(*arguments, command=("run",), more=""):
         config = tmp_path / "node.toml"
         config.write_text(f"""
 [[jobs]]
@@ -60,11 +60,11 @@ state_directory = "{tmp_path}"
 kill_switch_file = "{tmp_path}/disable"
 [hint]
 socket = "{tmp_path}/hint.sock"
-""")
+{more}""")
         log = tmp_path / "log"
-        command = [PREFETCHD, "run", "--config", config, "--listen", "127.0.0.1:0", *arguments]
+        argv = [PREFETCHD, *command, "--config", config, "--listen", "127.0.0.1:0", *arguments]
         with log.open("w") as stream:
-            process = subprocess.Popen(command, stderr=stream)
+            process = subprocess.Popen(argv, stderr=stream)
         started.append(process)
         return Running(process, log, wait_for_port(process, log))
 
@@ -177,3 +177,21 @@ def test_duration_ends_it(agent):
     assert running.process.wait(20) == 0
     with pytest.raises(urllib.error.URLError):
         running.get("/healthz")
+
+
+def test_a_recording_that_breaks_off_is_a_failure(agent, tmp_path):
+    """The disk fills while it records; all that was asked for was the recording."""
+    start, _ = agent
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "prefetchd-test", small], check=True)
+    try:
+        (small / "filler").write_bytes(bytes(12288))
+        running = start(
+            "--duration", "8", command=("record", small / "node.rec"), more="[loop]\ninterval_seconds = 0.02\n"
+        )
+        assert running.process.wait(60) == 1
+        assert "node.rec has ended: No space left on device" in running.log.read_text()
+        assert 0 < (small / "node.rec").stat().st_size <= 4096
+    finally:
+        subprocess.run(["umount", small], check=True)
