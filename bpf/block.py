@@ -59,6 +59,10 @@ _FIELDS = {
     "OFF_DISK_MAJOR": "gendisk.major",
     "OFF_DISK_FIRST_MINOR": "gendisk.first_minor",
     "OFF_TASK_FLAGS": "task_struct.flags",
+    "OFF_TASK_CGROUPS": "task_struct.cgroups",
+    "OFF_SET_CGROUP": "css_set.dfl_cgrp",
+    "OFF_CGROUP_KN": "cgroup.kn",
+    "OFF_KN_ID": "kernfs_node.id",
     "OFF_RQ_LENGTH": "request.__data_len",
     "OFF_RQ_BIO": "request.bio",
     "OFF_RQ_BIOTAIL": "request.biotail",
@@ -68,10 +72,8 @@ _BLKCG_FIELDS = {
     "OFF_BLKG_BLKCG": "blkcg_gq.blkcg",
     "OFF_BLKCG_CGROUP": "blkcg.css.cgroup",
     "OFF_CGROUP_ROOT": "cgroup.root",
-    "OFF_CGROUP_KN": "cgroup.kn",
     "OFF_CGROUP_LEVEL": "cgroup.level",
     "OFF_ROOT_HIERARCHY": "cgroup_root.hierarchy_id",
-    "OFF_KN_ID": "kernfs_node.id",
 }
 _ARGUMENTS = {
     "ARG_BIO_QUEUE_BIO": ("block_bio_queue", "bio"),

@@ -79,6 +79,16 @@ static __always_inline struct control_t *shared(void)
     return c;
 }
 
+// Of the current task. The helper that gives the task is cheaper than the one that looks up its cgroup.
+static __always_inline u64 own_cgroup_id(int typed)
+{
+    if (!typed)
+        return bpf_get_current_cgroup_id();
+    u64 set = LOAD_FROM("u64", (u64)bpf_get_current_task_btf(), OFF_TASK_CGROUPS);
+    u64 node = LOAD_FROM("u64", LOAD_FROM("u64", set, OFF_SET_CGROUP), OFF_CGROUP_KN);
+    return LOAD_FROM("u64", node, OFF_KN_ID);
+}
+
 static __always_inline int in_kernel_thread(void)
 {
     return word_at(bpf_get_current_task() + OFF_TASK_FLAGS) & PF_KTHREAD;
@@ -224,7 +234,7 @@ static __always_inline u32 unattributed_slot(struct control_t *c, u64 bdev, u32 
 // the task that asks; what a kernel thread submits (writeback, a throttled bio sent on) only to the charged one.
 static __always_inline u32 find_slot(struct control_t *c, int typed, u64 bdev, u64 blkg, u32 op)
 {
-    u64 self = bpf_get_current_cgroup_id(), charged = 0;
+    u64 self = own_cgroup_id(typed), charged = 0;
     u32 slot = NO_SLOT;
 #ifdef OFF_BIO_BLKG
     if (op == WRITE_OP && (charged = charged_cgroup(c, typed, blkg))) {
