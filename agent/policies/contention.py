@@ -102,7 +102,7 @@ def decide(
     caps: dict[JobId, Cap] = {}
     starved_at = _starved_at(before.starved_at, victims, moment.now, settings)
     if is_open and settings.switches.cap_others and _may_cap(device, settings):
-        spared = _spared(members, victims, starved_at, entitlements, moment=moment, settings=settings)
+        spared = _spared(before.caps, members, victims, starved_at, entitlements, moment=moment, settings=settings)
         caps = _training_caps(before.caps, members, spared, entitlements, moment=moment, settings=settings)
     best_effort = guard(
         before.best_effort, members, neighbours, victims=victims, is_open=is_open, moment=moment, settings=settings
@@ -179,6 +179,7 @@ def _entitle(
 
 
 def _spared(
+    before: Mapping[JobId, Cap],
     members: Sequence[Member],
     victims: frozenset[JobId],
     starved_at: Mapping[JobId, float],
@@ -187,13 +188,16 @@ def _spared(
     moment: Moment,
     settings: PolicySettings,
 ) -> frozenset[JobId]:
-    """Who is not capped: victims, and recent ones, but those that take more than their share while others starve."""
+    """Who is not capped: victims, and recent ones but for those that took more than their share while others starve.
+
+    Such a one keeps its cap until nobody starves: under the cap it no longer takes too much, and would at once again.
+    """
     weights = sum(m.weight for m in members)
     spared = set(victims)
     for m in members:
         fair = settings.usable * moment.available * m.weight / weights
         over = m.used > OVER_RATIO * max(fair, entitlements[m.job].share)
-        if m.job in starved_at and not (over and victims):
+        if m.job in starved_at and not (victims and (over or m.job in before)):
             spared.add(m.job)
     return frozenset(spared)
 

@@ -245,6 +245,16 @@ class TestCaps:
             (1, SSD) in one.quotas for one in run.steps(5, flood, starving, neighbours=(neighbour_view(9, 0.1),))
         )
 
+    def test_and_it_keeps_its_cap_when_that_has_brought_it_down_to_its_share(self):
+        run, _ = contention()
+        flood = job_view(1, score=50.0, used=0.85, need=0.9)
+        starving = job_view(2, score=20.0, used=0.1, need=0.5)
+        run.steps(5, flood, starving, neighbours=(neighbour_view(9, 0.1),))
+        tamed = job_view(1, score=50.0, used=0.5, need=0.9)
+        assert all(
+            (1, SSD) in one.quotas for one in run.steps(5, tamed, starving, neighbours=(neighbour_view(9, 0.1),))
+        )
+
     def test_a_flood_is_held_to_its_entitlement_although_it_is_sick_itself(self):
         run = Run()
         flood = job_view(2, score=20.0, used=0.8, need=0.9)
