@@ -9,6 +9,7 @@
 
 #define S_IFMT_BITS 0170000
 #define S_IFREG_BITS 0100000
+#define S_IFBLK_BITS 0060000
 #define S_IFSOCK_BITS 0140000
 #define NFS_MAGIC 0x6969  // include/uapi/linux/magic.h and fs/*/: network file systems
 #define CIFS_MAGIC 0xff534d42
@@ -78,6 +79,8 @@ static __always_inline u32 state_of_descriptor(u32 fd)
     u32 kind = inode ? word_at(inode + OFF_INODE_MODE) & S_IFMT_BITS : 0;
     if (kind == S_IFSOCK_BITS)
         return NETWORK;
+    if (kind == S_IFBLK_BITS)
+        return BLOCK;
     if (kind != S_IFREG_BITS)
         return OTHER;
     return is_remote(word_at(pointer_at(inode + OFF_INODE_SB) + OFF_SB_MAGIC)) ? REMOTE : BLOCK;

@@ -1,12 +1,15 @@
 """The worker probe against what the kernel books per thread (schedstat) and what the process itself clocked."""
 
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
 from bpf.samples import ProbeState
 from bpf.workers import WorkersProbe
 from tests.native import workload
+from tests.native.conftest import missing
 from tests.native.worker_process import Worker, close_to, during
 
 pytestmark = pytest.mark.native
@@ -66,6 +69,23 @@ def test_direct_reads_are_waits_for_the_disk(probe, watched):
     seen, said = during(probe, *watched, "direct")
     assert close_to(seen["block_ns"], said["off"] - said["wait"])
     assert seen["block_ns"] > 20_000_000, "nothing was waited for"
+
+
+@pytest.fixture
+def block_device(data):
+    done = subprocess.run(["losetup", "--find", "--show", data], capture_output=True, text=True, check=False)
+    if done.returncode:
+        missing(f"no loop device to read from: {done.stderr.strip()}")
+    yield Path(done.stdout.strip())
+    subprocess.run(["losetup", "--detach", done.stdout.strip()], check=True)
+
+
+def test_reads_of_a_device_without_a_file_system_are_waits_for_it(probe, make_cgroup, start, block_device):
+    cgroup = make_cgroup()
+    probe.manage([cgroup.stat().st_ino])
+    seen, said = during(probe, cgroup, start(cgroup, block_device), "direct")
+    assert close_to(seen["block_ns"], said["off"] - said["wait"])
+    assert seen["block_ns"] > 5_000_000, "nothing was waited for"
 
 
 def test_sleep_and_pipes_are_no_stall(probe, watched):
