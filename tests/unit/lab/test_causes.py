@@ -130,3 +130,22 @@ class TestDocument:
         arguments = causes.argparse.Namespace(cause="none,hunger", json=tmp_path / "x", runs=1, seed=2)
         with pytest.raises(UsageError, match="hunger"):
             causes.run(arguments, print)
+
+
+class FakeGuest:
+    """Leaves a result, says so, and then hangs for as long as it is allowed to."""
+
+    def __init__(self, out_dir):
+        self.out_dir = out_dir
+
+    def run(self, command, *, on_output, timeout):
+        result = {"label": "none", "number": 0, "looks": 9, "stuck": {}}
+        (self.out_dir / "none-0.json").write_text(json.dumps(result))
+        on_output(b"none:0: none\n")
+        raise AssertionError(f"it waited {timeout} s for {command}")
+
+
+def test_a_guest_that_hangs_after_its_last_result_is_not_waited_for(tmp_path):
+    document = {"seed": 1, "runs": [], "spoiled": []}
+    causes._make(FakeGuest(tmp_path), document, tmp_path / "causes" / "all.json", [("none", 0)])
+    assert len(document["runs"]) == 1
