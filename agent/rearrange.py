@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 MIB = 1 << 20
 PIECE_BYTES = MIB
-JOB_WINDOW_BYTES = 16 * MIB
+JOB_WINDOW_BYTES = 32 * MIB
+SHUFFLED_WINDOW_BYTES = 16 * MIB
+"""Of samples that lie all over the disk: in a larger window what is needed now waits behind what is needed later."""
 WORKER_WINDOW_BYTES = 8 * MIB
 MEMORY_WINDOWS = 3
 """Pages that were read ahead stay in the helper's memory until they are used: a limit below three windows would drop

@@ -61,6 +61,11 @@ class OpenFile(NamedTuple):
         return f"/proc/{self.pid}/fd/{self.descriptor}"
 
 
+def is_link(path: str) -> bool:
+    """Whether this is a path to a descriptor (`OpenFile.link`)."""
+    return path.startswith("/proc/") and path.rpartition("/")[0].endswith("/fd")
+
+
 class Looked(NamedTuple):
     """What one look at a process found: its files, its pipes' inodes with a path to each, whether there were more."""
 

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from os.path import commonpath
 from typing import NamedTuple, Protocol
 
-from agent.rearrange import WORKER_WINDOW_BYTES, Extent, FileId, Range, Skip, Window, plan_window, rest_of_file
+from agent.rearrange import (
+    SHUFFLED_WINDOW_BYTES,
+    WORKER_WINDOW_BYTES,
+    Extent,
+    FileId,
+    Range,
+    Skip,
+    Window,
+    plan_window,
+    rest_of_file,
+)
 from agent.rearrange_files import OpenFile, refusal
 from agent.rearrange_index import Task
 from agent.rearrange_order import DirectoryOrder, IndexMap
@@ -123,7 +133,7 @@ class Follow:
     _root: str = ""
     _roots: int = 0
     _index: IndexMap | None = None
-    _numbered: bool = False
+    _numbered: set[int] = field(default_factory=set)
 
     def skip(self, what: object, why: Skip) -> None:
         """Count that something is not read ahead; once, however often it is looked at."""
@@ -137,16 +147,26 @@ class Follow:
         return sum(asked.left for asked in self._asked.values())
 
     def look(
-        self, now: float, processes: Sequence[Seen], tasks: Mapping[int, Sequence[Task]], places: Places
+        self,
+        now: float,
+        processes: Sequence[Seen],
+        tasks: Mapping[int, Sequence[Task]],
+        places: Places,
+        room_bytes: int,
     ) -> list[tuple[Key, Range, Place]]:
-        """Take in what a look found; returns what to ask for, in the order in which the job needs it."""
+        """Take in what a look found; returns what to ask for, in the order in which the job needs it.
+
+        `room_bytes` is the job's whole window; its readers have equal parts of that.
+        """
         eligible = {(one.pid, one.file): one for seen in processes for one in self._eligible(seen.files)}
         self._take_tasks(tasks)
         self._observe(processes, eligible, places)
-        self._account(now, eligible)
-        wanted = list(self._wanted_open(eligible.values(), places))
+        self._account(now, eligible, places)
+        readers = len({pid for pid, _ in eligible})
+        ahead = min(WORKER_WINDOW_BYTES, room_bytes // max(1, readers))
+        wanted = list(self._wanted_open(eligible.values(), ahead, places))
         wanted += self._wanted_tasks(places)
-        wanted += self._wanted_next(processes, eligible, places)
+        wanted += self._wanted_next(processes, eligible, ahead, places)
         alive = {seen.pid for seen in processes}
         self._orders = {key: order for key, order in self._orders.items() if key[0] in alive}
         return wanted
@@ -184,7 +204,8 @@ class Follow:
                 self._in_hand[pipe] = tuple(number for one in gone[-2:] for number in one.numbers)
         self._in_hand = {pipe: numbers for pipe, numbers in self._in_hand.items() if pipe in tasks}
         self._tasks = {pipe: tuple(found) for pipe, found in tasks.items()}
-        self._numbered = self._numbered or any(self._tasks.values())
+        self._numbered |= {pipe for pipe, found in self._tasks.items() if found}
+        self._numbered &= tasks.keys()
 
     def _observe(
         self, processes: Sequence[Seen], eligible: Mapping[tuple[int, FileId], OpenFile], places: Places
@@ -212,7 +233,7 @@ class Follow:
             return
         order = self._orders.setdefault((pid, folder), DirectoryOrder())
         order.see(at)
-        if order.is_known and order.step() is None:
+        if order.is_known and order.step(len(listing)) is None:
             self.skip((pid, folder), Skip.UNPREDICTABLE)
 
     def _see_number(self, path: str, numbers: Collection[int], places: Places) -> None:
@@ -227,14 +248,14 @@ class Follow:
             if listing is None:
                 return
             self._index = IndexMap(listing)
-        if numbers:
+        if self._numbered <= self._in_hand.keys():  # else it may be in hands that have not been seen
             self._index.observe(path, numbers)
-        if self._index.is_judged and not self._index.files(tuple(numbers)):
+        if self._index.is_unknown:
             self.skip(self._root, Skip.UNPREDICTABLE)
 
     # ---- what became of what was asked for
 
-    def _account(self, now: float, eligible: Mapping[tuple[int, FileId], OpenFile]) -> None:
+    def _account(self, now: float, eligible: Mapping[tuple[int, FileId], OpenFile], places: Places) -> None:
         waiting = {(pipe, one.task) for pipe, tasks in self._tasks.items() for one in tasks}
         for key, asked in list(self._asked.items()):
             match key:
@@ -244,22 +265,23 @@ class Follow:
                     if (key.pipe, key.task) not in waiting:
                         self._settle(key, used=True)
                 case NextKey():
-                    self._account_next(key, asked, eligible, now)
+                    files = len(places.listing(key.folder, below=False) or ())
+                    self._account_next(key, asked, eligible, now, files)
 
     def _account_next(
-        self, key: NextKey, asked: Asked, eligible: Mapping[tuple[int, FileId], OpenFile], now: float
+        self, key: NextKey, asked: Asked, eligible: Mapping[tuple[int, FileId], OpenFile], now: float, files: int
     ) -> None:
         order = self._orders.get((key.pid, key.folder))
         if (key.pid, asked.range.file) in eligible:
             self._asked[OpenKey(key.pid, asked.range.file)] = self._asked.pop(key)
-        elif order is not None and order.last is not None and order.last > key.at:
+        elif order is not None and files and order.has_passed(key.at, files):
             self._settle(key, used=True)
         elif now - asked.moved_at > STALE_SECONDS:
             self._settle(key, used=False)
 
     def _account_open(self, key: OpenKey, asked: Asked, there: OpenFile | None, now: float) -> None:
-        if there is None:  # closed: it was read to its end, unless it was seen to be far from that
-            self._settle(key, used=asked.read_to > asked.range.start or asked.range.start == 0)
+        if there is None:  # closed: as a rule because it was read
+            self._settle(key, used=True)
             return
         moved = there.position != asked.read_to
         if moved and (asked.given_up or there.position < asked.read_to):  # what lies there is asked for anew
@@ -283,7 +305,7 @@ class Follow:
 
     # ---- what comes next
 
-    def _wanted_open(self, files: Iterable[OpenFile], places: Places) -> Iterator[tuple[Key, Range, Place]]:
+    def _wanted_open(self, files: Iterable[OpenFile], ahead: int, places: Places) -> Iterator[tuple[Key, Range, Place]]:
         """The rest of every open file, as far as a worker's window goes."""
         for one in files:
             key = OpenKey(one.pid, one.file)
@@ -292,7 +314,7 @@ class Follow:
             if place is None or (asked is not None and asked.given_up):
                 continue
             asked_to = asked.range.end if asked else 0
-            wanted = rest_of_file(one.file, one.position, one.size, asked_to, WORKER_WINDOW_BYTES)
+            wanted = rest_of_file(one.file, one.position, one.size, asked_to, ahead)
             if wanted is not None:
                 yield key, wanted, place
 
@@ -300,16 +322,23 @@ class Follow:
         """The files of what the loader has sent and no worker has taken, by task, each in the order of its numbers."""
         if self._index is None:
             return
+        left = SHUFFLED_WINDOW_BYTES - sum(one.left for key, one in self._asked.items() if isinstance(key, TaskKey))
         waiting = sorted((one.task, pipe, one.numbers) for pipe, tasks in self._tasks.items() for one in tasks)
         for task, pipe, numbers in waiting:
             for i, path in enumerate(self._index.files(numbers)):
                 key = TaskKey(pipe, task, i)
                 place = places.place(path) if key not in self._asked else None
-                if place is not None and place.size > 0:
-                    yield key, Range(place.file, 0, min(place.size, WORKER_WINDOW_BYTES)), place
+                if place is not None and place.size > 0 and left > 0:
+                    part = Range(place.file, 0, min(place.size, WORKER_WINDOW_BYTES))
+                    left -= part.end
+                    yield key, part, place
 
     def _wanted_next(
-        self, processes: Sequence[Seen], eligible: Mapping[tuple[int, FileId], OpenFile], places: Places
+        self,
+        processes: Sequence[Seen],
+        eligible: Mapping[tuple[int, FileId], OpenFile],
+        ahead: int,
+        places: Places,
     ) -> Iterator[tuple[Key, Range, Place]]:
         """The files that follow in the folder's order, once the rest of the present one is less than what is ahead."""
         if self._numbered:
@@ -317,7 +346,7 @@ class Follow:
         names = {seen.pid: seen.names for seen in processes}
         for (pid, folder), order in self._orders.items():
             here = [one for (owner, _), one in eligible.items() if owner == pid and _folder(names, one) == folder]
-            room = WORKER_WINDOW_BYTES - sum(one.size - one.position for one in here)
+            room = ahead - sum(one.size - one.position for one in here)
             listing = places.listing(folder, below=False) or ()
             for at in order.next_places(MOST_NEXT, len(listing)):
                 key = NextKey(pid, folder, at)
@@ -327,7 +356,7 @@ class Follow:
                 start = self._asked[key].range.end if key in self._asked else 0
                 part = Range(place.file, start, min(place.size, room))
                 room -= part.end
-                is_worth = part.end == place.size or part.end - start >= WORKER_WINDOW_BYTES // 2
+                is_worth = part.end == place.size or part.end - start >= ahead // 2
                 if start < part.end and is_worth and (pid, place.file) not in eligible:
                     yield key, part, place
 

@@ -100,7 +100,7 @@ class Asker:
         try:
             descriptor = os.open(path, files.READ_FLAGS)
         except OSError:
-            self.skips[Skip.VANISHED] += 1
+            self.skips[Skip.VANISHED] += not files.is_link(path)  # one that was closed has not vanished
             return None
         status = os.fstat(descriptor)
         if (status.st_dev, status.st_ino) == file:
@@ -182,10 +182,10 @@ class Helper:
         places = JobPlaces(self._resolver, follow)
         places.root = f"/proc/{seen[0].pid}/root" if seen else ""
         places.devices = target.devices
-        wanted = follow.look(now, seen, tasks, places)
+        room = job_window_bytes(len(seen), self._budget_bytes, len(self._targets))
+        wanted = follow.look(now, seen, tasks, places, room)
         if not wanted or not self._asker.is_free:
             return
-        room = job_window_bytes(len(seen), self._budget_bytes, len(self._targets))
         window = follow.window(now, wanted, room)
         if window.pieces:
             paths = {place.file: place.path for _, _, place in wanted}

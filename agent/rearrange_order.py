@@ -8,15 +8,18 @@ epoch before says nothing about a shuffled one.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 SEEN_FILES = 9
 FEWEST_STEPS = 3
-FORWARD_RATIO = 0.75
-WIDEST_STEP = 8
-"""A step forward of more files than this, in units of the smallest one, is no step of one order."""
+REGULAR_RATIO = 0.75
+"""Of the steps seen, what must follow one order."""
+NEAR_RATIO = 1 / 16
+"""A step over no more than this part of the files is near; of a shuffled order one in 16 is."""
+FEWEST_NEAR = 32
+"""In a folder with fewer files than this, near says nothing."""
 
 SURE_AFTER = 6
 REMEMBERED = 16
@@ -44,26 +47,33 @@ class DirectoryOrder:
         """The place of the file that it took last."""
         return self._places[-1] if self._places else None
 
-    def step(self) -> int | None:
-        """How many places it goes on from file to file (workers take every n-th), or None where there is no order.
+    def has_passed(self, place: int, files: int) -> bool:
+        """Whether the file at this place lies behind the one that it took last, the shorter way around."""
+        return self.last is not None and 0 < (self.last - place) % files < files / 2
 
-        A reader that is looked at now and then is seen to skip files; the smallest step is then its own. The way back
-        to the beginning, once an epoch, does not disturb.
+    def step(self, files: int) -> int | None:
+        """How many places it goes on from file to file, or None where there is no order among that many `files`.
+
+        Steps go around: behind the last file comes the first one. Workers take every n-th file, always with the same
+        step. A reader of many small files is only looked at now and then, so some are missed: then all steps are near,
+        and the smallest is its own.
         """
-        places = list(self._places)
-        steps = [after - before for before, after in pairwise(places)]
-        forward = [one for one in steps if one > 0]
-        if len(steps) < FEWEST_STEPS or len(forward) < FORWARD_RATIO * len(steps):
+        steps = [(after - before) % files for before, after in pairwise(self._places)]
+        if len(steps) < FEWEST_STEPS or files < 2:
             return None
-        smallest = min(forward)
-        return smallest if max(forward) <= WIDEST_STEP * smallest else None
+        usual, count = Counter(steps).most_common(1)[0]
+        if count >= REGULAR_RATIO * len(steps):
+            return usual
+        near = [one for one in steps if one <= NEAR_RATIO * files]
+        return min(near) if files >= FEWEST_NEAR and len(near) >= REGULAR_RATIO * len(steps) else None
 
     def next_places(self, count: int, files: int) -> list[int]:
-        """The places of the next `count` of `files` files; empty where nothing can be said."""
-        step = self.step()
-        if step is None:
+        """The places of the next `count` of `files` files, each once; empty where nothing can be said."""
+        step, last = self.step(files), self.last
+        if step is None or last is None:
             return []
-        return [place for k in range(1, count + 1) if (place := self._places[-1] + k * step) < files]
+        following = ((last + k * step) % files for k in range(1, min(count, files - 1) + 1))
+        return list(dict.fromkeys(place for place in following if place != last))
 
 
 class IndexMap:
@@ -87,16 +97,20 @@ class IndexMap:
             fits.append(places.get(path, -1) in in_hand)
 
     @property
-    def is_judged(self) -> bool:
-        """Whether enough was seen to tell."""
-        return any(len(fits) >= SURE_AFTER for fits in self._fits)
+    def is_unknown(self) -> bool:
+        """Whether enough was seen to tell that no order fits."""
+        return all(len(fits) >= SURE_AFTER for fits in self._fits) and self._order() is None
 
     def files(self, numbers: Sequence[int]) -> list[str]:
         """The paths that the numbers stand for, in their order; empty while that is not known."""
+        order = self._order()
+        return [] if order is None else [order[number] for number in numbers if 0 <= number < len(order)]
+
+    def _order(self) -> Sequence[str] | None:
         for order, fits in zip(self._orders, self._fits, strict=True):
             if len(fits) >= SURE_AFTER and sum(fits) >= SURE_RATIO * len(fits):
-                return [order[number] for number in numbers if 0 <= number < len(order)]
-        return []
+                return order
+        return None
 
 
 def _by_folder(path: str) -> tuple[str, str]:

@@ -74,6 +74,8 @@ class Resolver:
         try:
             found = _place(path, file)
         except OSError:
+            if file is not None:  # closed meanwhile, which says nothing of the file
+                return
             found = Skip.VANISHED
         if len(self._known) >= MOST_PLACES:
             self._known.clear()

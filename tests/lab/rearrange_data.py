@@ -10,9 +10,11 @@ from agent.rearrange_files import extents_of
 
 MIB = 1 << 20
 CHUNK = 256 << 10
-SHARD_BYTES = 48 * MIB
+SHARD_BYTES = 64 * MIB
 SHARDS = 8
-SMALL_FILES = 1024
+SMALL_FILES = 2048
+GAP = MIB
+"""Between small files lies what belongs to others: a training set does not fill its disk alone."""
 
 
 def lay_out(root: Path, name: str) -> Path:
@@ -25,7 +27,7 @@ def lay_out(root: Path, name: str) -> Path:
 
 def _contiguous(folder: Path) -> None:
     for number in range(SHARDS):
-        _fill(_allocated(folder / f"shard{number}", [SHARD_BYTES]), SHARD_BYTES)
+        _fill(_allocated(folder / f"shard{number}", SHARD_BYTES), SHARD_BYTES)
 
 
 def _interleaved(folder: Path) -> None:
@@ -40,15 +42,18 @@ def _interleaved(folder: Path) -> None:
 
 
 def _small(folder: Path) -> None:
+    others = os.open(folder.with_name("others"), os.O_RDWR | os.O_CREAT, 0o644)
     for number in range(SMALL_FILES):
         part = folder / f"class{number * 16 // SMALL_FILES:02d}"
         part.mkdir(exist_ok=True)
-        _fill(_allocated(part / f"img{number:05d}", [CHUNK]), CHUNK)
+        _fill(_allocated(part / f"img{number:05d}", CHUNK), CHUNK)
+        os.posix_fallocate(others, number * GAP, GAP)
+    os.close(others)
 
 
-def _allocated(path: Path, sizes: list[int]) -> int:
+def _allocated(path: Path, size: int) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    os.posix_fallocate(descriptor, 0, sum(sizes))
+    os.posix_fallocate(descriptor, 0, size)
     return descriptor
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from agent import hint
 
-READ_BYTES = 256 << 10
+READ_BYTES = 64 << 10
 PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
 
 

@@ -126,7 +126,7 @@ def test_windows_of_all_jobs_together_fit_the_memory(workers, memory, jobs):
     budget = memory_budget_bytes(memory)
     window = job_window_bytes(workers, budget, jobs)
     assert 3 * window * max(1, jobs) <= memory
-    assert window <= min(16 * MIB, 8 * MIB * max(1, workers))
+    assert window <= min(32 * MIB, 8 * MIB * max(1, workers))
 
 
 @pytest.mark.parametrize(
@@ -152,31 +152,40 @@ def order_of(places):
 
 
 @pytest.mark.parametrize(
-    ("places", "following"),
+    ("places", "files", "following"),
     [
-        ([0, 1, 2, 3], [4, 5, 6]),
-        ([2, 6, 10, 14], [18, 22, 26]),
-        ([0, 0, 4, 4, 8, 12], [16, 20, 24]),
-        ([25, 27, 28, 29, 0, 1, 3], [4, 5, 6]),
-        ([26, 27, 28], []),
-        ([26, 27, 28, 28], []),
-        ([24, 25, 26, 27, 28], [29]),
-        ([9, 8, 7, 6, 5], []),
-        ([3, 17, 9, 1, 22, 4, 28, 11], []),
+        ([0, 1, 2, 3], 30, [4, 5, 6]),
+        ([2, 6, 10, 14], 30, [18, 22, 26]),
+        ([0, 0, 4, 4, 8, 12], 30, [16, 20, 24]),
+        ([24, 25, 26, 27, 28], 30, [29, 0, 1]),
+        ([1, 5, 1, 5], 8, [1]),
+        ([9, 8, 7, 6, 5], 30, [4, 3, 2]),
+        ([295, 297, 298, 299, 0, 1, 3], 300, [4, 5, 6]),
+        ([10, 13, 15, 16, 20, 21, 25], 300, [26, 27, 28]),
+        ([26, 27, 28], 30, []),
+        ([26, 27, 28, 28], 30, []),
+        ([3, 17, 9, 1, 22, 4, 28, 11], 30, []),
+        ([0, 0, 0, 0], 1, []),
     ],
 )
-def test_next_files_of_a_folder(places, following):
-    assert order_of(places).next_places(3, 30) == following
+def test_next_files_of_a_folder(places, files, following):
+    assert order_of(places).next_places(3, files) == following
 
 
-def test_shuffled_files_are_taken_for_what_they_are():
+@pytest.mark.parametrize("files", [12, 40, 2048])
+def test_shuffled_files_are_taken_for_what_they_are(files):
     chance = random.Random(1)
     taken_for_order = 0
     for _ in range(500):
-        places = chance.sample(range(2048), 9)
-        taken_for_order += order_of(places).step() is not None
-    assert taken_for_order < 10
+        places = chance.sample(range(files), 9)
+        taken_for_order += order_of(places).step(files) is not None
+    assert taken_for_order < 5
     assert order_of(range(9)).is_known
+
+
+@pytest.mark.parametrize(("place", "passed"), [(5, False), (4, True), (6, False), (29, True), (20, False), (21, True)])
+def test_what_lies_behind(place, passed):
+    assert order_of([2, 3, 4, 5]).has_passed(place, 30) is passed
 
 
 PATHS = [f"/data/class{k:02d}/img{n}.jpg" for k in range(16) for n in range(128)]
@@ -190,7 +199,7 @@ def test_index_map_finds_how_files_are_numbered(key):
     chance = random.Random(2)
     for _ in range(6):
         in_hand = chance.sample(range(len(numbered)), 32)
-        assert known.files(in_hand) == [] or known.is_judged
+        assert known.files(in_hand) == []
         known.observe(numbered[in_hand[5]], in_hand)
     numbers = [5, 1999, 2048, 0]
     assert known.files(numbers) == [numbered[number] for number in numbers]
@@ -205,7 +214,7 @@ def test_index_map_does_not_believe_in_chance():
         in_hand = chance.sample(range(len(PATHS)), 32)
         known.observe(shuffled[in_hand[0]], in_hand)
         assert known.files([1, 2, 3]) == []
-    assert known.is_judged
+    assert known.is_unknown
 
 
 def test_index_map_is_dropped_when_it_fits_no_longer():
