@@ -127,7 +127,7 @@ class Follow:
     _asked: dict[Key, Asked] = field(default_factory=dict)
     _told: set[tuple[object, Skip]] = field(default_factory=set)
     _orders: dict[tuple[int, str], DirectoryOrder] = field(default_factory=dict)
-    _in_hand: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _in_hand: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     _tasks: dict[int, tuple[Task, ...]] = field(default_factory=dict)
     _open: set[tuple[int, FileId]] = field(default_factory=set)
     _root: str = ""
@@ -196,12 +196,12 @@ class Follow:
     # ---- what the loader has told its workers
 
     def _take_tasks(self, tasks: Mapping[int, Sequence[Task]]) -> None:
-        """A task that is in its pipe no more is in its worker's hands; those before it are done."""
+        """A task that is in its pipe no more is in its worker's hands; the one before may still be."""
         for pipe, before in self._tasks.items():
             now = {one.task for one in tasks.get(pipe, ())}
             gone = [one for one in before if one.task not in now]
             if gone and pipe in tasks:
-                self._in_hand[pipe] = tuple(number for one in gone[-2:] for number in one.numbers)
+                self._in_hand[pipe] = (*self._in_hand.get(pipe, ()), *(one.numbers for one in gone))[-2:]
         self._in_hand = {pipe: numbers for pipe, numbers in self._in_hand.items() if pipe in tasks}
         self._tasks = {pipe: tuple(found) for pipe, found in tasks.items()}
         self._numbered |= {pipe for pipe, found in self._tasks.items() if found}
@@ -215,7 +215,7 @@ class Follow:
         self._open = set(eligible)
         names = {seen.pid: seen.names for seen in processes}
         workers = {seen.pid for seen in processes if seen.is_worker}
-        numbers = {number for numbers in self._in_hand.values() for number in numbers}
+        numbers = {number for tasks in self._in_hand.values() for task in tasks for number in task}
         for (pid, _), one in fresh.items():
             path = names.get(pid, {}).get(one.descriptor, "")
             if not path:

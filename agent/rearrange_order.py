@@ -99,7 +99,7 @@ class IndexMap:
     @property
     def is_unknown(self) -> bool:
         """Whether enough was seen to tell that no order fits."""
-        return all(len(fits) >= SURE_AFTER for fits in self._fits) and self._order() is None
+        return all(len(fits) == REMEMBERED for fits in self._fits) and self._order() is None
 
     def files(self, numbers: Sequence[int]) -> list[str]:
         """The paths that the numbers stand for, in their order; empty while that is not known."""
