@@ -31,6 +31,8 @@ WORKER_COMMAND = "pt_data_worker"
 """The main thread's name of a PyTorch DataLoader's worker."""
 STALE_SECONDS = 10.0
 """What was asked for and not read by then counts as unused, and its room is free again."""
+HELD_TASKS = 4
+"""A worker that finds its files in the cache takes several tasks between two looks."""
 MOST_NEXT = 64
 MOST_ROOTS = 8
 """The root of the numbered files is looked for again at most this often: it may grow as more files are seen."""
@@ -134,6 +136,7 @@ class Follow:
     _roots: int = 0
     _index: IndexMap | None = None
     _numbered: set[int] = field(default_factory=set)
+    _has_backlog: bool = False
 
     def skip(self, what: object, why: Skip) -> None:
         """Count that something is not read ahead; once, however often it is looked at."""
@@ -196,16 +199,18 @@ class Follow:
     # ---- what the loader has told its workers
 
     def _take_tasks(self, tasks: Mapping[int, Sequence[Task]]) -> None:
-        """A task that is in its pipe no more is in its worker's hands; the one before may still be."""
+        """A task that is in its pipe no more is in its worker's hands; those just before may still be."""
         for pipe, before in self._tasks.items():
             now = {one.task for one in tasks.get(pipe, ())}
             gone = [one for one in before if one.task not in now]
             if gone and pipe in tasks:
-                self._in_hand[pipe] = (*self._in_hand.get(pipe, ()), *(one.numbers for one in gone))[-2:]
+                self._in_hand[pipe] = (*self._in_hand.get(pipe, ()), *(one.numbers for one in gone))[-HELD_TASKS:]
         self._in_hand = {pipe: numbers for pipe, numbers in self._in_hand.items() if pipe in tasks}
+        had_backlog = all(self._tasks.get(pipe) for pipe in self._numbered)
         self._tasks = {pipe: tuple(found) for pipe, found in tasks.items()}
         self._numbered |= {pipe for pipe, found in self._tasks.items() if found}
         self._numbered &= tasks.keys()
+        self._has_backlog = had_backlog and all(self._tasks[pipe] for pipe in self._numbered)
 
     def _observe(
         self, processes: Sequence[Seen], eligible: Mapping[tuple[int, FileId], OpenFile], places: Places
@@ -248,7 +253,7 @@ class Follow:
             if listing is None:
                 return
             self._index = IndexMap(listing)
-        if self._numbered <= self._in_hand.keys():  # else it may be in hands that have not been seen
+        if self._has_backlog and self._numbered <= self._in_hand.keys():  # else its task may not have been seen
             self._index.observe(path, numbers)
         if self._index.is_unknown:
             self.skip(self._root, Skip.UNPREDICTABLE)

@@ -23,7 +23,9 @@ FEWEST_NEAR = 32
 
 SURE_AFTER = 6
 REMEMBERED = 16
-SURE_RATIO = 0.8
+SURE_RATIO = 0.7
+MOST_IN_HAND_RATIO = 0.25
+"""Of all files; where more are in hand, one of them is open by chance."""
 
 
 class DirectoryOrder:
@@ -93,6 +95,8 @@ class IndexMap:
 
     def observe(self, path: str, in_hand: Collection[int]) -> None:
         """A worker has this file open while workers work on samples with these numbers."""
+        if len(in_hand) > MOST_IN_HAND_RATIO * len(self._orders[0]):
+            return
         for places, fits in zip(self._places, self._fits, strict=True):
             fits.append(places.get(path, -1) in in_hand)
 

@@ -62,7 +62,7 @@ def numbered_worker(plan, index_queue, result_queue):
             descriptor = reader.open(files[number])
             done += reader.read(descriptor)
             os.close(descriptor)
-        result_queue.put((task, done))
+        result_queue.put((task, {"bytes": done}))
 
 
 def ahead_worker(plan, index_queue, result_queue):
@@ -79,7 +79,7 @@ def ahead_worker(plan, index_queue, result_queue):
         for descriptor in descriptors:
             done += reader.read(descriptor)
             os.close(descriptor)
-        result_queue.put((task, done))
+        result_queue.put((task, {"bytes": done}))
 
 
 def shard_worker(plan, place, room, result_queue):
@@ -94,7 +94,7 @@ def shard_worker(plan, place, room, result_queue):
                 room.acquire()
                 done = reader.read(descriptor, plan["batch_bytes"])
                 left -= done
-                result_queue.put((task, done))
+                result_queue.put((task, {"bytes": done}))
                 task += 1
             os.close(descriptor)
 
