@@ -84,9 +84,12 @@ class Core:
         samples: Mapping[JobId, JobSample],
         jobs: Iterable[Job],
         devices: Mapping[str, DeviceView],
+        *,
+        enforced: bool = True,
     ) -> CoreResult:
         """Evaluate every job that has a sample and let the policy decide; jobs that are gone are forgotten at once.
 
+        `enforced` tells whether the caps of the decision before stand: what was only planned holds nobody back.
         One job whose sample cannot be evaluated is counted and reported without signals; it never stops the others.
         """
         present = {job.id: job for job in jobs}
@@ -95,7 +98,7 @@ class Core:
         signals, errors = self._signals(samples, present)
         used = {job: _used_shares(one, devices) for job, one in signals.items()}
         totals = _totals(used, devices)
-        caps = _by_job(self._decision)
+        caps = _by_job(self._decision) if enforced else {}
         reports: dict[JobId, JobReport] = {}
         for job in present.values():
             try:

@@ -109,7 +109,8 @@ class Loop:
         sample = self.node.sample(int(now * 1e9))
         devices = self.node.devices(sample, jobs)
         self.samples = self.node.job_samples(sample, jobs)
-        result = self.core.step(now, self.samples, jobs.values(), devices)
+        enforced = self.enforcer.mode == "enforce"
+        result = self.core.step(now, self.samples, jobs.values(), devices, enforced=enforced)
         self._job_errors += result.errors
         self._violations += len(result.violations)
         probes = self.node.probes()

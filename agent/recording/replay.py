@@ -107,7 +107,8 @@ def replay(moments: Iterable[Moment], config: Config | None = None, policy: Poli
             used = config or from_mapping(dict(segment.config), "the recording's configuration")
             core = Core(make_policy(policy or used.policy, policy_settings(used)), core_settings(used))
         devices = moment.devices if config is None else with_rules(moment.devices, config.devices)
-        yield Step(moment, core.step(moment.time, moment.samples, moment.jobs, devices))
+        enforced = moment.node_outputs.get(("mode",)) == "enforce"
+        yield Step(moment, core.step(moment.time, moment.samples, moment.jobs, devices, enforced=enforced))
 
 
 def with_rules(devices: Mapping[str, DeviceView], rules: Iterable[DeviceRule]) -> dict[str, DeviceView]:

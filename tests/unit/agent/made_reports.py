@@ -49,7 +49,7 @@ def story(seconds=40.0):
         present = [one for one in made.jobs if one.start <= made.now < one.stop]
         jobs = {one.id: _job(one) for one in present}
         samples = {one.id: _with_histogram(one.sample(made.now), histograms) for one in present}
-        result = core.step(made.now, samples, jobs.values(), made.devices)
+        result = core.step(made.now, samples, jobs.values(), made.devices, enforced=enforcing)
         made.caps = {slot: quota.share for slot, quota in result.decision.quotas.items()} if enforcing else {}
         writes += len(made.caps)
         yield (

@@ -32,10 +32,10 @@ def sample(number, tick, *, rate=10 * MIB, wait_ns=0, depth=6, device=DISK):
     return JobSample(number, time_ns, {BlockKey(number, device, "read"): counters}, (stream,))
 
 
-def run(core, jobs, ticks, **options):
+def run(core, jobs, ticks, enforced=True, **options):
     for tick in ticks:
         samples = {one.id: sample(one.id, tick, **options) for one in jobs}
-        result = core.step(1.0 + tick / 10, samples, jobs, VIEW)
+        result = core.step(1.0 + tick / 10, samples, jobs, VIEW, enforced=enforced)
     return result
 
 
@@ -60,6 +60,15 @@ def test_starvation_is_counted_under_a_cause(core):
     report = result.reports[1]
     assert report.health.score < 60
     assert sum(report.starvation_by_cause.values()) == report.signals.starvation_events > 0
+
+
+@pytest.mark.parametrize("enforced", [True, False])
+def test_caps_that_are_only_planned_hold_nobody_back(enforced):
+    """How near a job is to its cap tells why it starves only where the cap stands."""
+    core = Core(make_policy("paper", PolicySettings()), CoreSettings())
+    result = run(core, [job(1)], range(40), enforced=enforced, wait_ns=60_000_000, depth=0)
+    assert result.decision.quotas
+    assert ("quota_achieved_ratio" in result.reports[1].diagnosis.evidence) == enforced
 
 
 def test_a_job_that_is_gone_is_forgotten_at_once(core):
