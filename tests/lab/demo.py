@@ -7,6 +7,7 @@ jobs wait at least `REQUIRED_REDUCTION` less, the agent ended cleanly and every 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -70,8 +71,8 @@ class Screen:
             self.elapsed = message["seconds"]
             if kind == "state":
                 if not self.state:
-                    self.phase, self.seconds = "with control", _duration()
-                    self.say("with control …")
+                    self.phase, self.seconds = f"{message['half']} control", _duration()
+                    self.say(f"{self.phase} …")
                 self.state = message["state"]
 
     def progress(self, text: str) -> None:
@@ -197,8 +198,7 @@ def _conclude(console: Console, screen: Screen, status: int, accelerator: str, o
     halves = screen.summaries
     if status != 0 or set(halves) != {"without", "with"}:
         console.print(f"[red]demo failed[/red]: the guest's program ended with status {status}")
-        log = out / "with" / "lab-agent.log"
-        if log.exists():
+        for log in sorted(out.glob("*/lab-agent.log")):
             console.print(Text(log.read_text(errors="replace")[-2000:]))
         return 1
     if screen.state:
@@ -215,13 +215,16 @@ def _conclude(console: Console, screen: Screen, status: int, accelerator: str, o
 
 
 def _write_report(console: Console, recording: Path) -> list[str]:
-    """Make the page of the controlled half; returns what went wrong."""
+    """Make the page of both halves; returns what went wrong."""
     REPORT.parent.mkdir(exist_ok=True)
     command = [str(PROJECT / ".venv" / "bin" / "prefetchd"), "report", str(recording), "-o", str(REPORT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return [f"the report could not be written: {done.stderr.strip()}"]
-    console.print(f"report of the controlled half: {REPORT.relative_to(PROJECT)} (open it in a browser)")
+    kept = REPORT.with_suffix(".rec")
+    shutil.copy(recording, kept)
+    console.print(f"report of both halves: {REPORT.relative_to(PROJECT)} (open it in a browser)")
+    console.print(f"its recording: {kept.relative_to(PROJECT)} (for `prefetchd replay` and `prefetchd report`)")
     return []
 
 

@@ -1,6 +1,7 @@
-"""The demo's part inside the guest: the scenario without control, then with the agent in enforce mode.
+"""The demo's part inside the guest: the scenario with an agent that only observes, then with one that enforces.
 
-Prints one JSON object a line: `phase`, `state` (what the agent's /state said) and `summary` of each half.
+Prints one JSON object a line: `phase`, `state` (what the agent's /state said) and `summary` of each half. Both agents
+append to one recording, so that the report has both halves.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +33,24 @@ def say(kind: str, **values: Any) -> None:
 def main(argv: list[str]) -> int:
     scenario = load_scenario(Path(argv[0]))
     out = Path(os.environ["PREFETCHD_LAB_OUT"])
-    say("phase", text="without control", seconds=scenario.duration_seconds)
-    without = run_scenario(scenario, 1, out=out / "without", each=_progress)
-    say("summary", half="without", summary=without)
-    numbers = {device.name: find_disk(device.name).number for device in scenario.devices if device.kind != "remote"}
+    numbers = {device.name: find_disk(device.name).number for device in scenario.devices if device.kind != "nfs"}
     config = write_configuration(out / "prefetchd.toml", scenario, numbers)
-    agent = [str(PROJECT / ".venv/bin/prefetchd"), "run", "--mode", "enforce", "--config", str(config)]
-    agent += ["--record", str(out / RECORDING)]
-    say("phase", text="starting the agent (compiles its BPF programs)", seconds=0)
-    with_agent = run_scenario(scenario, 1, out=out / "with", agent_argv=agent, each=_state)
-    say("summary", half="with", summary=with_agent)
+    agent = [str(PROJECT / ".venv/bin/prefetchd"), "run", "--config", str(config), "--record", str(out / RECORDING)]
+    for half, mode in (("without", "observe"), ("with", "enforce")):
+        say("phase", text=f"starting the agent, --mode {mode} (compiles its BPF programs)", seconds=0)
+        show = partial(_state, half)
+        summary = run_scenario(scenario, 1, out=out / half, agent_argv=[*agent, "--mode", mode], each=show)
+        say("summary", half=half, summary=summary)
     return 0
 
 
-def _progress(run: Run, elapsed: float) -> None:
-    del run
-    say("elapsed", seconds=round(elapsed, 1))
-
-
-def _state(run: Run, elapsed: float) -> None:
-    del run
+def _state(half: str, run: Run, elapsed: float) -> None:
+    """What the agent says of the jobs while they train; at the very end there is nothing more to say of them."""
+    if not 0 <= elapsed < run.scenario.duration_seconds - 0.5:
+        return
     try:
         with urllib.request.urlopen(STATE_URL, timeout=1) as response:
-            say("state", seconds=round(elapsed, 1), state=json.load(response))
+            say("state", half=half, seconds=round(elapsed, 1), state=json.load(response))
     except (urllib.error.URLError, OSError, ValueError) as error:
         say("elapsed", seconds=round(elapsed, 1), why=str(error))
 
