@@ -49,6 +49,12 @@ NOT_RUN = {
         "simulates for minutes",
         "tests/unit/agent/simulate/test_paper.py::test_the_document_has_the_papers_figures_and_ours",
     ),
+    "make bench": ("measures for minutes", "tests/bench/test_overhead.py::test_a_short_run_measures_everything"),
+    ".venv/bin/python -m tests.bench overhead --lab": (
+        "a guest for minutes; the program is the same",
+        "tests/bench/test_overhead.py::test_a_short_run_measures_everything",
+    ),
+    "sudo .venv/bin/python -m tests.lab pytest": ("a guest for minutes", "tests/lab/guest/test_rearrange.py"),
     "make package": ("builds an archive", "tests/unit/packaging/test_install.py::test_two_clones_give_the_same_bytes"),
     "packaging/container/build.sh": (
         "needs a container engine",
@@ -86,7 +92,7 @@ SPARED = (
     (r"prefetchd run$", "prefetchd run --config agent.toml"),
     (r"prefetchd top$", "prefetchd top --count 2"),
     (r"prefetchd (doctor|top|explain)\b(?! --config)", r"prefetchd \1 --config agent.toml"),
-    (r"prefetchd restore$", "prefetchd restore --state-directory state"),
+    (r"prefetchd restore\b", "prefetchd restore --state-directory state"),
     (r"run --duration 30$", "run --config node.toml --duration 1"),
     (r"run --config packaging/prefetchd\.toml", "run --config node.toml --duration 1"),
     (r"run --mode (dry-run|enforce)", r"run --duration 1 --mode \1"),
