@@ -44,6 +44,7 @@ from bpf.samples import (
 
 SOURCE = Path(__file__).resolve().parents[3]
 PACKAGING = SOURCE / "packaging"
+FIXTURES = Path(__file__).parent / "fixtures"
 
 SSD, HDD = "259:0", "8:0"
 DEVICES = {SSD: ("nvme0n1", Medium.SSD), HDD: ("sda", Medium.HDD)}

@@ -1,5 +1,6 @@
 """The dashboards: written by the generator, every query answered by a real Prometheus that scrapes a real endpoint."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -18,7 +20,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from agent.config import MetricsSection
 from agent.metrics import ReportCollector
 from agent.server import Endpoint
-from tests.unit.packaging.support import PACKAGING, SOURCE, busy_report
+from tests.unit.packaging.recorded import reports_of
+from tests.unit.packaging.support import FIXTURES, PACKAGING, SOURCE, busy_report
 
 FOLDER = PACKAGING / "grafana"
 FILES = sorted((FOLDER / "dashboards").glob("*.json"))
@@ -40,11 +43,21 @@ def queries():
                 yield pytest.param(target["expr"], id=f"{name}/{panel['title']}/{target['refId']}")
 
 
+def every(expression):
+    """The query with its variables filled in for all nodes, jobs and devices."""
+    filled = expression.replace("$__rate_interval", WINDOW)
+    for variable in ("$instance", "$job", "$device"):
+        filled = filled.replace(f'"{variable}"', '".*"')
+    assert "$" not in filled
+    return filled
+
+
+def names_of(latest):
+    return {sample.name for family in registry_of(latest).collect() for sample in family.samples}
+
+
 def exported():
-    names = set()
-    for family in registry_of(busy_report).collect():
-        names |= {sample.name for sample in family.samples}
-    return names
+    return names_of(busy_report)
 
 
 def registry_of(latest):
@@ -71,19 +84,57 @@ def generator():
         sys.path.remove(str(FOLDER))
 
 
+@contextlib.contextmanager
+def serving(latest):
+    """The agent's own endpoint over the reports that `latest` gives."""
+    served = Endpoint(MetricsSection(listen="127.0.0.1:0"), registry_of(latest), dict, dict)
+    served.start()
+    yield served
+    served.close()
+
+
 @pytest.fixture(scope="session")
 def endpoint():
-    """The agent's own endpoint over reports whose counters grow as time passes."""
+    """Reports in which every metric has a value; their counters grow as time passes."""
     begun = time.time()
 
     def latest():
         now = time.time()
         return busy_report(step=1 + int((now - begun) * 10), at=now)
 
-    served = Endpoint(MetricsSection(listen="127.0.0.1:0"), registry_of(latest), dict, dict)
-    served.start()
-    yield served
-    served.close()
+    with serving(latest) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def recorded():
+    """The last 20 s of the demo's enforcing half in which jobs trained; some starve in it."""
+    reports = [report for report in reports_of(FIXTURES / "demo.rec") if report.mode == "enforce" and trains(report)]
+    last = reports[-200:]
+    assert starved(last[-1]) > starved(last[0])
+    return last
+
+
+def starved(report):
+    return sum(sum(one.starvation_by_cause.values()) for one in report.jobs.values())
+
+
+def trains(report):
+    return all(one.signals.queue_depth is not None for one in report.jobs.values() if one.job.training)
+
+
+@pytest.fixture(scope="session")
+def demo(recorded, tmp_path_factory):
+    """The address of a Prometheus that watches the recorded demo, as fast as it went."""
+    begun = time.time()
+
+    def latest():
+        now = time.time()
+        place = min(int((now - begun) * 10), len(recorded) - 1)
+        return replace(recorded[place], wall_time=now)
+
+    with serving(latest) as served, scraping(served, tmp_path_factory.mktemp("demo")) as base:
+        yield base
 
 
 def free_port():
@@ -94,8 +145,14 @@ def free_port():
 
 @pytest.fixture(scope="session")
 def prometheus(endpoint, tmp_path_factory):
+    """The address of a Prometheus that scrapes the reports with everything in them."""
+    with scraping(endpoint, tmp_path_factory.mktemp("prometheus")) as base:
+        yield base
+
+
+@contextlib.contextmanager
+def scraping(endpoint, folder):
     """The address of a Prometheus with the project's scrape configuration and rules, a few seconds into its life."""
-    folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((PACKAGING / "prometheus" / "scrape.yml").read_text())
     (job,) = config["scrape_configs"]
     job |= {"scrape_interval": "500ms", "scrape_timeout": "500ms"}
@@ -143,13 +200,24 @@ def ask(base, expression):
 
 @pytest.mark.parametrize("expression", list(queries()))
 def test_every_query_returns_data(prometheus, expression):
-    filled = expression.replace("$__rate_interval", WINDOW)
-    for variable in ("$instance", "$job", "$device"):
-        filled = filled.replace(f'"{variable}"', '".*"')
-    assert "$" not in filled
-    result = ask(prometheus, filled)
-    assert result, filled
+    result = ask(prometheus, every(expression))
+    assert result, expression
     assert all(series["value"][1] != "NaN" for series in result)
+
+
+def test_the_recorded_demo_answers_every_query_of_what_it_had(demo, recorded):
+    """Its jobs read from one NVMe drive: no NFS, object store, FUSE, page cache or disk that seeks is in it."""
+    had = names_of(lambda: recorded[-1])
+    everything = {parameter.values[0] for parameter in queries()}
+    asked = {expression for expression in everything if used(expression) <= had}
+    absent = {name for expression in everything - asked for name in used(expression) - had}
+    assert all(re.search("nfs|object|fuse|rearrange|cache", name) for name in absent), absent
+    assert len(asked) > 0.7 * len(everything)
+    silent, limit = asked, time.monotonic() + 30
+    while silent and time.monotonic() < limit:  # jobs do not starve at every moment
+        silent = {expression for expression in silent if not ask(demo, every(expression))}
+        time.sleep(0.2)
+    assert silent == set()
 
 
 def test_variables_find_nodes_jobs_and_devices(prometheus):
