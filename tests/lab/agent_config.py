@@ -23,6 +23,7 @@ listen = "127.0.0.1:9753"
 [probes]
 nfs = {nfs}
 object_store = false
+fuse = false
 page_cache = {page_cache}
 dataloader = {dataloader}
 workers = {workers}
