@@ -49,6 +49,7 @@ NOT_RUN = {
         "simulates for minutes",
         "tests/unit/agent/simulate/test_paper.py::test_the_document_has_the_papers_figures_and_ours",
     ),
+    "make bench-policies": ("a guest for an hour", "tests/lab/guest/test_bench.py"),
     "make bench": ("measures for minutes", "tests/bench/test_overhead.py::test_a_short_run_measures_everything"),
     ".venv/bin/python -m tests.bench overhead --lab": (
         "a guest for minutes; the program is the same",
