@@ -134,7 +134,7 @@ def test_a_disk_is_pulled_and_comes_back(scene, node):
     time.sleep(1.0)
     assert agent.process.poll() is None
     assert scene.limits()[:2] == ["", ""]
-    assert scene.limits()[2] != ""
+    assert wait_until(lambda: scene.limits()[2] != "", 10.0) is not None, "not wanted now and then, never for long"
     node.plug(disk)
     assert wait_until(lambda: scene.limits()[0] != "", SLOW_START_SECONDS) is not None, "the new disk has limits"
     status = scene.status()
