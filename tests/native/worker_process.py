@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 # A process that names itself as PyTorch's workers do and passes its time in phases; prints the ns of each, and its own
 # running and runnable time from schedstat.
@@ -83,6 +84,14 @@ class Worker:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
+    def settle(self):
+        """Wait until it sleeps: a stretch of running or of waiting for a CPU is booked when it ends."""
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            assert time.monotonic() < deadline, "the worker never sleeps"
+            time.sleep(0.005)
+        time.sleep(0.05)
+
     def close(self):
         self.process.stdin.close()
         self.process.wait()
@@ -95,9 +104,10 @@ def times(probe, cgroup):
 
 def during(probe, cgroup, worker, phase):
     """What the probe added while the worker was in a phase, and what the worker says of it."""
+    worker.settle()
     before = times(probe, cgroup)
     said = worker.do(phase)
-    time.sleep(0.05)  # until it waits for the next phase
+    worker.settle()
     after = times(probe, cgroup)
     names = ("on_cpu_ns", "block_ns", "nfs_ns", "network_ns", "fault_ns", "other_ns", "runnable_ns")
     return {name: getattr(after, name) - getattr(before, name) for name in names}, said
