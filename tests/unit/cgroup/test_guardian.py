@@ -22,6 +22,8 @@ from tests.unit.cgroup.kills import VARIANTS, Agent, kill_once, wait_until
 from tests.unit.cgroup.trees import Tree
 
 MIB = 1 << 20
+FIXED = {"rbps": 4000 * MIB}
+"""For a driver that wants every limit at every pass."""
 PROJECT = Path(__file__).parents[3]
 
 
@@ -104,22 +106,22 @@ def test_kills_at_random_instants(start, tree, journal_path, variant):
 
 
 def test_the_next_start_restores_what_both_left(start, tree):
-    first = start()
+    first = start(fixed=FIXED)
     first.process.send_signal(signal.SIGSTOP)
     first.kill_guardian()
     first.kill()
     assert not is_prior(tree)
     second = start()
-    assert second.ready["recovered"][:2] in ("1 ", "2 ")  # now and then one is not wanted
+    assert second.ready["recovered"].startswith("2 restored")
     second.process.terminate()
     second.process.wait(10)
     assert is_prior(tree), "what was there before the first is what the second puts back"
 
 
 def test_a_report_is_left_beside_the_journal(start, tree, journal_path):
-    start().kill()
+    start(fixed=FIXED).kill()
     assert wait_until(lambda: Path(journal_path + ".restored").exists(), 2.0) is not None
-    assert json.loads(Path(journal_path + ".restored").read_text())["summary"][:2] in ("1 ", "2 ")
+    assert json.loads(Path(journal_path + ".restored").read_text())["summary"].startswith("2 restored")
 
 
 def test_sigterm_to_all_of_a_service_ends_the_agent_in_order(start, tree):
