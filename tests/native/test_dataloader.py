@@ -87,7 +87,7 @@ PLANS = {
 
 @pytest.mark.parametrize("name", PLANS)
 def test_iterations_depth_and_stall(probe, hooks, start, name):
-    for is_last in (False, False, True):
+    for is_last in (False, True):
         trainer, watch = train(probe, start, **PLANS[name])
         books, seen = trainer.books(), watch.only()
         assert seen.last.iterations == len(seen.events) == len(books)
@@ -110,7 +110,7 @@ def test_pin_memory_thread(probe, hooks, start):
 
     These are less than all of `next()`, and those of the first moments, before they are asked for, are missing.
     """
-    for is_last in (False, False, True):
+    for is_last in (False, True):
         trainer, watch = train(probe, start, batches=60, epochs=2, pinned=True)
         books, seen = trainer.books(), watch.only()
         assert seen.last.iterations == len(books)

@@ -148,12 +148,6 @@ def lateness_ns(events, books):
 
 
 def wait_error(seen, books):
-    """Relative error of the time that the loop waited, and the share of its time that it did.
-
-    Of a loop that is ready to run but has no CPU, nothing tells whether it still waits, so less by that, but by a tenth
-    at most, is no error.
-    """
+    """Relative error of the time that the loop waited, and the share of its time that it did."""
     waited = sum(got - asked for _, asked, got, _ in books)
-    surely = waited - min(sum(delayed for *_, delayed in books), waited // 10)
-    nearest = min(max(seen.last.wait_ns, surely), waited)
-    return (seen.last.wait_ns - nearest) / waited, waited / (books[-1][2] - books[0][1])
+    return (seen.last.wait_ns - waited) / waited, waited / (books[-1][2] - books[0][1])
