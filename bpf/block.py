@@ -319,7 +319,8 @@ class BlockProbe:
         if not old.size:
             return old
         devices = self._slots["device"][old["slot"]]
-        idle = [device for device in np.unique(devices).tolist() if is_idle(device_name(device))]
+        each = set(devices.tolist())  # `np.unique` would import numpy.ma in the midst of a pass
+        idle = [device for device in each if is_idle(device_name(device))]
         chosen: Records = old[np.isin(devices, idle) | (old["submitted"] < now_ns - _TIMEOUT_NS)]
         return chosen
 

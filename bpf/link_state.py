@@ -1,6 +1,7 @@
 """What the kernel knows of the way to an object store: round trips and retransmissions per peer, packets per interface.
 
-From netlink through pyroute2, which is imported only where it is used. No BPF and no rights are needed.
+From netlink through pyroute2, imported with this module and not with the first question: that comes in the midst of a
+pass. No BPF and no rights are needed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import socket
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from pyroute2 import DiagSocket, IPRoute
 
 from bpf.samples import ObjectKey
 
@@ -49,8 +52,6 @@ def read_links(ports: Collection[int]) -> dict[ObjectKey, LinkState]:
 
 
 def _sockets() -> Iterator[Any]:
-    from pyroute2 import DiagSocket  # noqa: PLC0415  # 20 MB that a node without object stores never needs
-
     with DiagSocket() as diag:
         diag.bind()
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -65,8 +66,6 @@ def _endpoint(address: str, port: int) -> str:
 
 def interface_packets() -> dict[str, int]:
     """Packets received and sent since boot, by interface; the loopback is left out."""
-    from pyroute2 import IPRoute  # noqa: PLC0415
-
     with IPRoute() as route:
         links = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in route.get_links()}
     return {name: int(stats["rx_packets"]) + int(stats["tx_packets"]) for name, stats in links.items() if name != "lo"}

@@ -3,6 +3,8 @@
 import contextlib
 import socket
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,11 @@ def test_packets_agree_with_sysfs():
         folder = Path("/sys/class/net") / name / "statistics"
         now = sum(int((folder / f"{way}_packets").read_text()) for way in ("rx", "tx"))
         assert 0 <= now - packets < 10_000
+
+
+def test_asking_imports_nothing():
+    """The first question comes in the midst of a pass."""
+    ask = "before = set(sys.modules); interface_packets(); read_links([80]); print(*set(sys.modules) - before)"
+    program = f"import sys; from bpf.link_state import interface_packets, read_links; {ask}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
