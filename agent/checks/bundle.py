@@ -26,6 +26,7 @@ from agent.checks.kernel import kernel_config
 from agent.client import AgentClient
 from agent.config import Config, Mode
 from agent.errors import PrefetchdError
+from agent.whole_file import replacing
 from cgroup.tree import join
 
 HOST_FILES = (
@@ -79,19 +80,12 @@ def write_bundle(
 ) -> tuple[str, ...]:
     """Write the archive, readable by its owner alone; returns the names in it. Raises PrefetchdError."""
     members = dict(_members(findings, mode, config, client))
-    partial = path.with_name(path.name + ".partial")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
-            for name, text in members.items():
-                _add(archive, f"prefetchd-support/{name}", text)
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise PrefetchdError(
-            f"Archive {str(path)!r} cannot be written ({error.strerror}); choose another path."
-        ) from None
+    with (
+        replacing(path, "Archive", permissions=0o600) as raw,
+        tarfile.open(fileobj=raw, mode="w:gz") as archive,
+    ):
+        for name, text in members.items():
+            _add(archive, f"prefetchd-support/{name}", text)
     return tuple(members)
 
 

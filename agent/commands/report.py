@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from agent.errors import PrefetchdError, UsageError
 from agent.recording import read
 from agent.report.gather import gather
 from agent.report.page import MAX_JOBS, render
+from agent.whole_file import replacing
 
 EPILOG = """\
 examples:
@@ -54,13 +54,7 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(page)
         return 0
     target: Path = args.output
-    partial = target.with_name(target.name + ".partial")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise PrefetchdError(f"Page {str(target)!r} cannot be written ({error.strerror}); choose another -o.") from None
+    with replacing(target, "Page") as file:
+        file.write(page.encode())
     print(f"{target}: {len(page) / 1e6:.1f} MB, {len(story.jobs)} jobs, {story.passes:,} passes")
     return 0

@@ -13,13 +13,15 @@ from typing import Any
 
 import msgspec
 
-from agent.errors import PrefetchdError, UsageError
+from agent.commands import options
+from agent.errors import UsageError
 from agent.simulate import paper, tables
 from agent.simulate.control import POLICIES
 from agent.simulate.machine import LAB, NODE
 from agent.simulate.run import simulate, summarise
 from agent.simulate.scenario import Scenario, load_scenario
 from agent.simulate.testbed import Testbed, load_testbed
+from agent.whole_file import replacing
 
 EPILOG = f"""\
 policies:
@@ -56,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine", choices=sorted(MACHINES), default="lab", help="costs outside the devices (default: %(default)s)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there (- is standard output)")
+    parser.add_argument(
+        "--json", type=options.file_to_write, metavar="FILE", help="write every figure there (- is standard output)"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -163,9 +167,5 @@ def _write_json(document: dict[str, Any], path: Path) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
         return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise PrefetchdError(
-            f"Result {str(path)!r} cannot be written ({error.strerror}); choose another path."
-        ) from None
+    with replacing(path, "Result") as file:
+        file.write(text.encode())

@@ -106,7 +106,9 @@ def test_an_address_where_nobody_can_be_is_a_sentence(address):
     assert "No agent answers at" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("report", "a", "-o"), ("doctor", "--bundle"), ("record",)])
+@pytest.mark.parametrize(
+    "arguments", [("report", "a", "-o"), ("doctor", "--bundle"), ("record",), ("simulate", "--json")]
+)
 @pytest.mark.parametrize(
     ("target", "words"),
     [

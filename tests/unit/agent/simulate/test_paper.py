@@ -210,5 +210,5 @@ def test_a_result_that_cannot_be_written_is_one_sentence(tmp_path, capsys):
     path = tmp_path / "mine.toml"
     path.write_text(SCENARIO)
     words = ["simulate", "--scenario", str(path), "--policy", "none", "--json", str(tmp_path / "none" / "out.json")]
-    assert main(words) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    assert main(words) == 2
+    assert "is in a folder that does not exist" in capsys.readouterr().err
