@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import errno
-import importlib
-import os
-import sys
-from collections.abc import Sequence
-from typing import NoReturn, Protocol, cast
+try:
+    import argparse
+    import errno
+    import importlib
+    import os
+    import sys
+    from collections.abc import Sequence
+    from typing import NoReturn, Protocol, cast
 
-from agent.errors import PrefetchdError, shortened
+    from agent.errors import PrefetchdError, shortened
+except KeyboardInterrupt:  # Ctrl-C before `main` can catch it; earlier yet Python itself shows its traceback
+    raise SystemExit(130) from None
 
 COMMANDS = {
     "run": "measure this node and, when told to, move bandwidth to the jobs about to starve",
@@ -90,11 +93,9 @@ def build_parser(*chosen: str) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; errors that the operator can mend end in one sentence and an exit status, never in a traceback."""
-    _open_standard_streams()
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    chosen = next((word for word in arguments if not word.startswith("-")), None)
     try:
-        status = _run(arguments, chosen)
+        _open_standard_streams()
+        status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except PrefetchdError as error:
         print(f"prefetchd: {shortened(str(error))}", file=sys.stderr)
@@ -113,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(arguments: Sequence[str], chosen: str | None) -> int:
+def _run(arguments: Sequence[str]) -> int:
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
     parser = build_parser(chosen) if chosen else build_parser()
     args = parser.parse_args(arguments)
     return load(args.command).main(args)

@@ -133,6 +133,31 @@ def test_top_level_help_lists_every_command():
     assert "exit status" in told
 
 
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+module = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupter())
+runpy.run_module("agent", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["argparse", "agent.errors", "importlib.metadata", "agent.commands.simulate", "heapq"]
+)
+def test_an_interrupt_while_modules_load_ends_quietly(module):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, module, "simulate", "--scenario", "paper", "--policy", "magic"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {sys.executable} -m agent completion bash | head -n 1"],
