@@ -209,7 +209,7 @@ def test_waiting_is_seen_while_it_lasts(probe, start):
     watch.until(lambda: watch.only().last.waiting_since_ns is not None)
     since = watch.only().last.waiting_since_ns
     watch.finish(trainer)
-    _, asked, _, _ = trainer.books()[1]
+    _, asked, _ = trainer.books()[1]
     assert abs(since - asked) < 50_000_000
     assert watch.only().last.waiting_since_ns is None
 

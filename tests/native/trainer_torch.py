@@ -3,8 +3,7 @@
 `python trainer_torch.py` imports PyTorch once and forks a trainer for each line that it reads, `{"cgroup": …, "out": …,
 "socket": …, "plan": {"workers": 2, …}}`. A trainer joins the cgroup, connects to the socket, says "ready", waits for a
 line, trains, says "done", and stays until the socket is closed. In `out` it leaves one record per batch: [loader,
-epoch, asked ns, got ns, ns between these without a CPU]; in `out`.LOADER the times in ns at which batches were ready, 8
-bytes each. Loading is a sleep.
+epoch, asked ns, got ns]; in `out`.LOADER the times in ns at which batches were ready, 8 bytes each. Loading is a sleep.
 """
 
 import contextlib
@@ -121,14 +120,6 @@ class Iterable(data.IterableDataset):
             yield torch.full((self.plan.values,), float(index))
 
 
-def delayed_ns():
-    """How long this thread has been ready to run and had no CPU; 0 where the kernel does not count it."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
-    except OSError:
-        return 0
-
-
 class Books:
     """Takes batches and writes down when."""
 
@@ -138,12 +129,12 @@ class Books:
     def epoch(self, name, number, loader):
         iterator = iter(loader)
         while True:
-            delayed, asked = delayed_ns(), time.monotonic_ns()
+            asked = time.monotonic_ns()
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
-            self.records.append((name, number, asked, time.monotonic_ns(), delayed_ns() - delayed))
+            self.records.append((name, number, asked, time.monotonic_ns()))
             yield batch
 
 

@@ -57,7 +57,7 @@ class Trainer:
             time.sleep(0.02)
 
     def books(self, loader="training"):
-        """For each batch (epoch, asked ns, got ns, ns between these without a CPU)."""
+        """For each batch (epoch, asked ns, got ns)."""
         return [tuple(record[1:]) for record in json.loads(self.out.read_text()) if record[0] == loader]
 
     def ready(self, loader="training"):
@@ -144,10 +144,10 @@ def depth_error(events, ready, taken=0):
 
 def lateness_ns(events, books):
     """Median distance of the probe's moments from those at which the loop got its batches."""
-    return statistics.median(abs(event.time_ns - got) for event, (_, _, got, _) in zip(events, books, strict=True))
+    return statistics.median(abs(event.time_ns - got) for event, (_, _, got) in zip(events, books, strict=True))
 
 
 def wait_error(seen, books):
     """Relative error of the time that the loop waited, and the share of its time that it did."""
-    waited = sum(got - asked for _, asked, got, _ in books)
+    waited = sum(got - asked for _, asked, got in books)
     return (seen.last.wait_ns - waited) / waited, waited / (books[-1][2] - books[0][1])
