@@ -2,11 +2,8 @@
 
 import importlib.util
 import json
-import re
-import shlex
 import subprocess
-from itertools import chain, pairwise
-from pathlib import Path
+from itertools import chain
 
 import helm_python
 import kubernetes_validate
@@ -82,24 +79,6 @@ def test_the_agent_reads_the_rendered_configuration(variant):
 def test_every_variant_is_documented():
     text = (PACKAGING / "README.md").read_text()
     assert all(f"variants/{name}.yaml" in text for name in VARIANTS)
-
-
-def test_the_written_way_to_install_renders(monkeypatch):
-    """`helm install` of the README: chart, values file and settings as they stand there, with the real engine."""
-    part = (PACKAGING / "README.md").read_text().split("## Kubernetes, with Helm")[1]
-    words = shlex.split(re.search(r"helm install (.*?)```", part, re.DOTALL)[1].replace("\\\n", " "))
-    name, chart = words[:2]
-    options = dict(pairwise(words))
-    monkeypatch.chdir(PACKAGING.parent)
-    values = helm_python.parse_set_string(options["--set"]) | yaml.safe_load(Path(options["--values"]).read_text())
-    with helm_python.Chart.load(chart) as loaded:
-        loaded.validate_schema(values)
-        rendered = loaded.render(values, name=name, namespace=options["--namespace"])
-    daemonset = yaml.safe_load(rendered["prefetchd/templates/daemonset.yaml"])
-    assert daemonset["metadata"]["namespace"] == "prefetchd"
-    image = daemonset["spec"]["template"]["spec"]["containers"][0]["image"]
-    assert image.startswith("YOUR-REGISTRY/prefetchd:")
-    assert f"push {image}" in part
 
 
 def test_schema_is_what_the_generator_writes():

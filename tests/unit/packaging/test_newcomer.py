@@ -1,6 +1,6 @@
 """The ways to install of `packaging/README.md`, typed line by line in fresh Debian root file systems.
 
-(The third way, Helm, needs a cluster; `test_helm.py` renders the very command.)
+(The third way, Helm, needs no root file system but a cluster: `test_helm_life.py`.)
 """
 
 import os
