@@ -61,7 +61,7 @@ class DataLoaderModel:
         """Say whether WAIT events are told from now on, so that their absence means something."""
         self._sees_waits = sees
         for trainer in self._trainers.values():
-            trainer.sees_waits = sees
+            trainer.book.sees_waits = sees
 
     def feed(self, event: Event) -> None:
         """Take one event into account; kinds that say nothing about queues are ignored."""
@@ -108,7 +108,7 @@ class DataLoaderModel:
             if len(self._trainers) >= _MAX_TRAINERS:
                 self._forget(next(iter(self._trainers.values())))
             trainer = self._trainers[event.process] = Trainer(event.process, event.cgroup_id)
-            trainer.sees_waits = self._sees_waits
+            trainer.book.sees_waits = self._sees_waits
         trainer.cgroup_id = event.cgroup_id
         return trainer
 
@@ -143,7 +143,7 @@ class DataLoaderModel:
             trainer.sent_late(loader)
             return
         elif event.task == 0 and loader.queue.has_begun:
-            trainer.begin_epoch(loader, event.start_ns)
+            trainer.book.begin_epoch(loader, event.start_ns)
         trainer.task_sent(loader, event)
 
     def _loader_for(self, trainer: Trainer, event: Event) -> Loader:
@@ -257,7 +257,7 @@ class DataLoaderModel:
             loader.asked_ns = None
 
     def _finish(self, trainer: Trainer, loader: Loader, now_ns: int) -> None:
-        trainer.finish(loader, now_ns)
+        trainer.book.finish(loader, now_ns)
         self._release_pipes(loader)
 
     def _release_pipes(self, loader: Loader) -> None:
