@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agent.diagnosis import DiagnosisSettings, DiagnosisState, NodeContext, diagnose
+from agent.diagnosis import diagnose
+from agent.evidence import DiagnosisSettings, DiagnosisState, NodeContext
 from agent.forecast import ForecastSettings, needs
 from agent.health import HealthSettings, HealthState, score
 from agent.policies.base import Policy

@@ -1,6 +1,7 @@
 import pytest
 
-from agent.diagnosis import ADVICE, DiagnosisSettings, DiagnosisState, NodeContext, diagnose
+from agent.diagnosis import ADVICE, diagnose
+from agent.evidence import DiagnosisSettings, DiagnosisState, NodeContext
 from agent.types import Cause, Medium
 from tests.unit.agent.builders import HDD, SSD, device_signals, health, signals
 
