@@ -115,56 +115,45 @@ def deltas(previous: JobSample, current: JobSample) -> dict[str, Delta]:
     for fuse_key, fuse in current.fuse.items():
         if fuse_key.op != "other":
             remote = result.setdefault(fuse_key.mount, Delta(remote=True))
-            _add_fuse(remote, fuse_key.op == "read", fuse, previous.fuse.get(fuse_key, _NO_FUSE))
+            _add_calls(remote, fuse_key.op == "read", fuse, previous.fuse.get(fuse_key, _NO_FUSE))
     return result
 
 
 def _add_block(delta: Delta, read: bool, new: BlockCounters, old: BlockCounters) -> None:
     if new.requests < old.requests:
         old = _NO_BLOCK
-    requests, latency = new.requests - old.requests, _grown(new.latency_ns, old.latency_ns) * NS
+    latency, squares = _grown(new.latency_ns, old.latency_ns), _grown(new.latency_us_squared, old.latency_us_squared)
+    _add(delta, new.requests - old.requests, _grown(new.bytes, old.bytes), latency, squares, read=read)
     delta.in_flight += new.in_flight
-    delta.total += latency
     delta.total_throttle = _added(delta.total_throttle, new.throttle_ns, old.throttle_ns)
-    if not read:
-        delta.wbytes += _grown(new.bytes, old.bytes)
-        delta.writes += requests
-        return
-    delta.rbytes += _grown(new.bytes, old.bytes)
-    delta.reads += requests
-    delta.latency += latency
-    delta.squares += _grown(new.latency_us_squared, old.latency_us_squared) * 1e-12
-    delta.throttle = _added(delta.throttle, new.throttle_ns, old.throttle_ns)
-    delta.queue = _added(delta.queue, new.queue_ns, old.queue_ns)
+    if read:
+        delta.throttle = _added(delta.throttle, new.throttle_ns, old.throttle_ns)
+        delta.queue = _added(delta.queue, new.queue_ns, old.queue_ns)
 
 
 def _add_nfs(delta: Delta, read: bool, new: NfsCounters, old: NfsCounters) -> None:
+    _add_calls(delta, read, new, old)
+    if read:
+        delta.queue = _added(delta.queue, new.backlog_ns, old.backlog_ns)
+
+
+def _add_calls(delta: Delta, read: bool, new: NfsCounters | FuseCounters, old: NfsCounters | FuseCounters) -> None:
     requests, size = _grown(new.requests, old.requests), _grown(new.bytes or 0, old.bytes or 0)
-    delta.total += _grown(new.total_ns, old.total_ns) * NS
-    if not read:
-        delta.wbytes += size
-        delta.writes += requests
-        return
-    delta.rbytes += size
-    delta.reads += requests
-    delta.latency += _grown(new.total_ns, old.total_ns) * NS
-    delta.squares += _grown(new.total_us_squared, old.total_us_squared) * 1e-12
-    delta.queue = _added(delta.queue, new.backlog_ns, old.backlog_ns)
+    latency, squares = _grown(new.total_ns, old.total_ns), _grown(new.total_us_squared, old.total_us_squared)
+    _add(delta, requests, size, latency, squares, read=read)
 
 
 def _add_object(delta: Delta, new: ObjectCounters, old: ObjectCounters) -> None:
-    delta.rbytes += _grown(new.bytes, old.bytes)
-    delta.reads += _grown(new.requests, old.requests)
-    delta.latency += _grown(new.last_byte_ns, old.last_byte_ns) * NS
-    delta.total += _grown(new.last_byte_ns, old.last_byte_ns) * NS
-    delta.squares += _grown(new.last_byte_us_squared, old.last_byte_us_squared) * 1e-12
+    requests, size = _grown(new.requests, old.requests), _grown(new.bytes, old.bytes)
+    latency = _grown(new.last_byte_ns, old.last_byte_ns)
+    _add(delta, requests, size, latency, _grown(new.last_byte_us_squared, old.last_byte_us_squared), read=True)
     delta.queue = _added(delta.queue, new.first_byte_ns, old.first_byte_ns)
     delta.in_flight += new.open_connections
 
 
-def _add_fuse(delta: Delta, read: bool, new: FuseCounters, old: FuseCounters) -> None:
-    requests, size = _grown(new.requests, old.requests), _grown(new.bytes, old.bytes)
-    latency = _grown(new.total_ns, old.total_ns) * NS
+def _add(delta: Delta, requests: int, size: int, latency_ns: int, us_squared: int, *, read: bool) -> None:
+    """What every source of counters tells."""
+    latency = latency_ns * NS
     delta.total += latency
     if not read:
         delta.wbytes += size
@@ -173,7 +162,7 @@ def _add_fuse(delta: Delta, read: bool, new: FuseCounters, old: FuseCounters) ->
     delta.rbytes += size
     delta.reads += requests
     delta.latency += latency
-    delta.squares += _grown(new.total_us_squared, old.total_us_squared) * 1e-12
+    delta.squares += us_squared * 1e-12
 
 
 class Pace(NamedTuple):
