@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.rearrange import memory_budget_bytes
+from cgroup.child import Child
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +24,6 @@ OWN_BYTES = 32 << 20
 CAP_HEADROOM = 1.25
 """The cap lies this much above the rate that the helper keeps to: a job that comes to a page whose request waits behind
 a cap would wait with it."""
-
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from agent.rearrange_helper import main; main(sys.argv[2:])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +59,7 @@ class HelperProcess:
     problem: str = ""
     told: dict[int, Told] = field(default_factory=dict)
     skips: dict[str, int] = field(default_factory=dict)
-    _process: subprocess.Popen[bytes] | None = None
-    _socket: socket.socket | None = None
+    _child: Child | None = None
     _caps: dict[str, int] = field(default_factory=dict)
     _sent: str = ""
     _sent_at: float = 0.0
@@ -76,7 +72,7 @@ class HelperProcess:
     @property
     def pid(self) -> int:
         """Its process id, 0 where none runs."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else 0
+        return self._child.pid if self._child is not None and self._child.exit_code is None else 0
 
     def start(self) -> bool:
         """Make the cgroup with its limit and start the helper in it; False, with `problem`, where that cannot be."""
@@ -108,25 +104,16 @@ class HelperProcess:
         return ""
 
     def _spawn(self) -> str:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
             "folder": str(self.folder),
             "root": self.root,
             "budget_bytes": memory_budget_bytes(self.memory_bytes),
         }
-        source = str(Path(__file__).resolve().parent.parent)
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, source, str(theirs.fileno()), json.dumps(settings)]
         try:
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            self._child = Child("agent.rearrange_helper", settings, socket.SOCK_SEQPACKET)
         except OSError as error:
-            ours.close()
             return f"the helper cannot be started ({error})"
-        finally:
-            theirs.close()
-        ours.settimeout(0.0)
-        self._socket = ours
+        self._child.socket.settimeout(0.0)
         self._sent, self._caps = "", {}
         self.told, self.skips = {}, {}
         return ""
@@ -134,14 +121,14 @@ class HelperProcess:
     def serve(self, targets: Iterable[Target], now: float) -> bool:
         """Name the jobs to read ahead for, again and again; False once the helper is gone."""
         self.listen()
-        if not self.pid or self._socket is None:
+        if not self.pid or self._child is None:
             return False
         chosen = tuple(targets)
         self._cap(chosen)
         message = json.dumps({"targets": [self._target(one) for one in chosen]})
         if message != self._sent or now - self._sent_at >= RENEW_SECONDS:
             with suppress(OSError):
-                self._socket.send(message.encode())
+                self._child.socket.send(message.encode())
                 self._sent, self._sent_at = message, now
         return True
 
@@ -165,9 +152,9 @@ class HelperProcess:
 
     def listen(self) -> None:
         """Take in what it said."""
-        while self._socket is not None:
+        while self._child is not None:
             try:
-                data = self._socket.recv(1 << 20)
+                data = self._child.socket.recv(1 << 20)
             except BlockingIOError:
                 return
             except OSError:
@@ -186,25 +173,15 @@ class HelperProcess:
 
     def close(self) -> None:
         """End it and remove its cgroup; it ends by itself once its socket closes."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_SECONDS)
+        if self._child is not None:
+            self._child.let_go(END_SECONDS)
         self._drop()
         self._remove()
 
     def _drop(self) -> None:
-        if self._process is not None:
-            if self._process.poll() is None:
-                self._process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_SECONDS)
-            self._process = None
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._child is not None:
+            self._child.end(END_SECONDS)
+            self._child = None
 
     def _remove(self) -> None:
         """Remove the cgroup; the kernel frees it a moment after the last process has gone."""

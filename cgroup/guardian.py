@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from cgroup.child import Child
 from cgroup.errors import GuardianError
 from cgroup.journal import BOOT_ID_PATH, DEFAULT_PATH
 from cgroup.tree import CGROUP_ROOT, join
@@ -22,7 +20,6 @@ _log = logging.getLogger(__name__)
 _START_SECONDS = 30.0  # a second or less, but the host's CPUs may have more to do
 _RESTORE_SECONDS = 2.0
 _AGAIN_SECONDS = 1.0  # between two starts of a guardian that keeps dying
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from cgroup.guard import main; main(sys.argv[2:])"
 
 
 class Watchman(Protocol):
@@ -70,8 +67,7 @@ class Guardian:
             "boot_id_path": str(boot_id_path),
         }
         self._limit_seconds = limit_seconds
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._child: Child | None = None
         self._unread = b""
         self._heard_at = 0.0
         self._unanswered_since: float | None = None
@@ -95,20 +91,10 @@ class Guardian:
             self._listen(0.05)
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        arguments = [_root(), str(theirs.fileno()), json.dumps(self._settings)]
-        # -I -S: no site-packages, no user site, no environment: nothing but the standard library and this package.
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *arguments]
         try:
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            self._child = Child("cgroup.guard", self._settings)
         except OSError as error:
-            ours.close()
             raise GuardianError(f"the guardian cannot be started ({error}).") from error
-        finally:
-            theirs.close()
-        self._socket = ours
         self._unread = b""
         self._restoring = False
         self._unanswered_since = None
@@ -118,12 +104,12 @@ class Guardian:
 
     def beat(self) -> None:
         """Tell that the agent lives; never blocks, never raises."""
-        if self._socket is None:
+        if self._child is None:
             return
         if self._unanswered_since is None:
             self._unanswered_since = time.monotonic()
         with suppress(OSError):
-            self._socket.send(b".", socket.MSG_DONTWAIT)
+            self._child.socket.send(b".", socket.MSG_DONTWAIT)
 
     def take_restores(self) -> int:
         """Return how often it restored since the last call; where it is at it, wait until it is done."""
@@ -157,35 +143,36 @@ class Guardian:
     @property
     def status(self) -> GuardianStatus:
         """What is known without looking again."""
-        pid = self._process.pid if self._process else 0
+        pid = self._child.pid if self._child else 0
         resident_bytes = self._resident_kilobytes * 1024
         return GuardianStatus(self._alive(), pid, resident_bytes, self._moved, self._starts, self._restores, self._note)
 
     def _alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._child is not None and self._child.exit_code is None
 
     def _trouble(self) -> str:
-        if self._process is None:
+        if self._child is None:
             return "does not run"
-        code = self._process.poll()
+        pid, code = self._child.pid, self._child.exit_code
         if code is not None:
-            return f"(pid {self._process.pid}) died with {code}"
+            return f"(pid {pid}) died with {code}"
         if not self._resident_kilobytes:
             late = time.monotonic() - self._spawned_at > _START_SECONDS
-            return f"(pid {self._process.pid}) was not ready after {_START_SECONDS:.0f} s" if late else ""
+            return f"(pid {pid}) was not ready after {_START_SECONDS:.0f} s" if late else ""
         waiting = time.monotonic() - self._unanswered_since if self._unanswered_since is not None else 0.0
         # Twice the limit: where the agent itself was late, the guardian is not to blame.
-        return f"(pid {self._process.pid}) does not answer" if waiting > 2 * self._limit_seconds else ""
+        return f"(pid {pid}) does not answer" if waiting > 2 * self._limit_seconds else ""
 
     def _listen(self, seconds: float) -> None:
         """Take in what it said, waiting so long for a first word."""
-        if self._socket is None:
+        if self._child is None:
             return
-        self._socket.settimeout(seconds)
+        ours = self._child.socket
+        ours.settimeout(seconds)
         with suppress(OSError):
-            while data := self._socket.recv(4096):
+            while data := ours.recv(4096):
                 self._unread += data
-                self._socket.settimeout(0.0)
+                ours.settimeout(0.0)
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             self._hear(line.decode("utf-8", "replace").split())
@@ -207,28 +194,15 @@ class Guardian:
 
     def _drop(self) -> None:
         """End a guardian that is of no use. Not gently: it ignores everything else, and the agent is alive."""
-        if self._process is not None:
-            if self._process.poll() is None:
-                self._process.kill()
-            self._process.wait()
-            self._process = None
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._child is not None:
+            self._child.end()
+            self._child = None
 
     def close(self) -> None:
         """Let it go, after the journal was closed: it puts back what is left and ends."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_START_SECONDS)
+        if self._child is not None:
+            self._child.let_go(_START_SECONDS)
         self._drop()
         if self._moved:
             with suppress(OSError):
                 Path(join(str(self._settings["root"]), str(self._settings["cgroup"]))).rmdir()
-
-
-def _root() -> str:
-    return str(Path(__file__).resolve().parent.parent)
