@@ -1,5 +1,7 @@
-"""A throw-away copy of this machine's root file system, and the release archive that is installed in it."""
+"""Throw-away root file systems (a copy of this machine's, a fresh Debian) and the release archive installed in them."""
 
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.packaging.nodes import make_fresh_node
+from tests.unit.packaging.roots import DebianRoot, debootstrap
 from tests.unit.packaging.support import PACKAGING, SOURCE, busy_report
 
 
@@ -15,6 +18,26 @@ from tests.unit.packaging.support import PACKAGING, SOURCE, busy_report
 def fresh_node(tmp_path):
     """A node that looks like this machine before prefetchd was installed."""
     return make_fresh_node(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def debian(tmp_path_factory):
+    """A root file system as the installer leaves it, for all tests; overlays are laid on it."""
+    if os.geteuid() != 0 or not shutil.which("debootstrap"):
+        pytest.skip("a fresh root file system needs root and debootstrap")
+    folder = tmp_path_factory.mktemp("debian") / "root"
+    debootstrap(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def fresh(debian, tmp_path):
+    """A newcomer's machine, on which apt-get asks nothing."""
+    root = DebianRoot.make(tmp_path, debian)
+    root.run("echo 'APT::Get::Assume-Yes \"true\";' >/etc/apt/apt.conf.d/yes")
+    yield root
+    shutil.rmtree(root.upper)
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,35 @@ from tests.unit.packaging.support import PACKAGING, SOURCE
 FOLDER = PACKAGING / "container"
 HEALTH_CHECK = FOLDER / "healthcheck.py"
 
+ENGINES = {
+    "buildah": ("buildah inspect --type image", "buildah mount $(buildah from {image})"),
+    "podman": ("podman image inspect", "podman image mount {image}"),
+}
+"""By engine: what prints an image's configuration, what mounts the image. (Docker's needs its daemon.)"""
+# Layers lie beside the overlay, which cannot carry another one; a root file system entered by chroot has no runtime.
+ENGINE_HERE = """
+mkdir -p /mnt/layers /var/lib/containers /etc/containers
+mount --bind /mnt/layers /var/lib/containers
+export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=overlay
+cd /mnt/prefetchd
+"""
+REGISTRY = "localhost:5000"
+WITH_A_REGISTRY = f"""
+cat >/etc/containers/registries.conf <<'END'
+[[registry]]
+location = "{REGISTRY}"
+insecure = true
+END
+cat >/mnt/registry.yml <<'END'
+version: 0.1
+storage: {{filesystem: {{rootdirectory: /mnt/registry}}}}
+http: {{addr: "{REGISTRY}"}}
+END
+docker-registry serve /mnt/registry.yml >/mnt/registry.log 2>&1 &
+trap "kill $!" EXIT
+for i in $(seq 100); do curl -sf http://{REGISTRY}/v2/ && break; sleep 0.2; done
+"""
+
 LIFE = Path(__file__).with_name("pod_life.sh")
 STAND_IN = "#!/bin/sh\necho apt-get $* >>/tmp/shared/apt.log\n"
 
@@ -231,3 +260,47 @@ def test_root_file_system_without_an_engine_in_the_guest(image_root):
     log = live_in_the_guest(ROOT=image_root)
     assert_lived(log)
     assert re.search(r"probe block: attached (fentry|kprobe)", log), log
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_written_way_to_an_image(engine, fresh, release, tmp_path):
+    """Debian's engine builds from a base without a registry's help, pushes to a registry, and what is there lives."""
+    shared = fresh.base / "shared"
+    base = "debian:bookworm-slim"
+    subprocess.run(["git", "clone", "--quiet", SOURCE, shared / "prefetchd"], check=True, timeout=60)
+    subprocess.run(["tar", "cf", shared / "base.tar", "-C", fresh.lower, "."], check=True)
+    fresh.run(f"apt-get install --no-install-recommends {engine} docker-registry curl python3")
+    imported = f"c=$({engine} from scratch); {engine} add $c /mnt/base.tar /; {engine} commit $c localhost/{base}"
+    if engine == "podman":
+        imported = f"podman import /mnt/base.tar localhost/{base}"
+    build, push = (line.replace("YOUR-REGISTRY", REGISTRY) for line in written_way(engine))
+    fresh.run(f"{ENGINE_HERE}{imported}\n{build} --base localhost/{base} --archive /mnt/{copied(release, shared)}")
+    image = push.split()[-1]
+    asked, mounted = (command.format(image=image) for command in ENGINES[engine])
+    told = json.loads(fresh.run(f"{ENGINE_HERE}{asked} {image}", network=False).stdout)
+    assert_configured(told["Docker"]["config"] if engine == "buildah" else {**told[0], **told[0]["Config"]})
+    fetched = f"{engine} rmi --force {image}\n{engine} pull {image}\ncp -a $({mounted}) /mnt/image"
+    fresh.run(f"{ENGINE_HERE}{WITH_A_REGISTRY}{push}\n{fetched}", network=False)
+    assert_lived(live_here(tmp_path, ROOT=shared / "image"))
+
+
+def written_way(engine):
+    """The README's commands that build the image and push it."""
+    part = (PACKAGING / "README.md").read_text().split("\n## Kubernetes, with Helm\n")[1]
+    build, push = (line.strip() for line in re.search(r"```\n(.*?)```", part, re.DOTALL)[1].splitlines()[:2])
+    assert push.startswith("podman push ")
+    return build, push.replace("podman", engine, 1)
+
+
+def copied(file, folder):
+    return Path(shutil.copy(file, folder)).name
+
+
+def assert_configured(config):
+    """What the engine recorded in the image is what the Containerfile says."""
+    assert config["Entrypoint"] == instruction("ENTRYPOINT")
+    assert config["Cmd"] == instruction("CMD")
+    assert config["Healthcheck"]["Test"] == ["CMD", *instruction("HEALTHCHECK")]
+    assert (config["User"], config["StopSignal"]) == ("0", "SIGTERM")
