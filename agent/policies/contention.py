@@ -101,12 +101,15 @@ def decide(
     pool, entitlements, lent = _entitle(before.pool, device.info, claims, moment, settings)
     caps: dict[JobId, Cap] = {}
     starved_at = _starved_at(before.starved_at, victims, moment.now, settings)
-    if is_open and settings.switches.cap_others and _may_cap(device, settings):
-        spared = _spared(before.caps, members, victims, starved_at, entitlements, moment=moment, settings=settings)
-        caps = _training_caps(before.caps, members, spared, entitlements, moment=moment, settings=settings)
     best_effort = guard(
         before.best_effort, members, neighbours, victims=victims, is_open=is_open, moment=moment, settings=settings
     )
+    if is_open and settings.switches.cap_others and _may_cap(device, settings):
+        spared = _spared(before.caps, members, victims, starved_at, entitlements, moment=moment, settings=settings)
+        spared |= _sheltered(
+            before.caps, best_effort, neighbours, members, entitlements, moment=moment, settings=settings
+        )
+        caps = _training_caps(before.caps, members, spared, entitlements, moment=moment, settings=settings)
     quotas = {job: _quota(cap, before.caps.get(job), "over its share or healthy") for job, cap in caps.items()}
     for job, cap in best_effort.caps.items():
         quotas[job] = _quota(cap, before.best_effort.caps.get(job), "what need leaves over")
@@ -200,6 +203,32 @@ def _spared(
         if m.job in starved_at and not (victims and (over or m.job in before)):
             spared.add(m.job)
     return frozenset(spared)
+
+
+def _sheltered(
+    before: Mapping[JobId, Cap],
+    best_effort: BestEffort,
+    neighbours: Sequence[Neighbour],
+    members: Sequence[Member],
+    entitlements: Mapping[JobId, Entitlement],
+    *,
+    moment: Moment,
+    settings: PolicySettings,
+) -> frozenset[JobId]:
+    """Who starved since best effort is capped, and takes less beyond its due than best effort takes in all.
+
+    Such a job needs what it takes. Once it is well again, a cap on it helps those that still starve less than a lower
+    one on best effort does, and makes a stall of its own with its next burst. One that was capped for taking too much
+    (`before`) stays so.
+    """
+    theirs = sum(n.used for n in neighbours)
+    if theirs <= OTHERS_SHARE:
+        return frozenset()
+    weights = sum(m.weight for m in members)
+    room = settings.usable * moment.available
+    due = {m.job: max(room * m.weight / weights, entitlements[m.job].share) for m in members}
+    starved = best_effort.protects - before.keys()
+    return frozenset(m.job for m in members if m.job in starved and m.used - due[m.job] < theirs)
 
 
 def _training_caps(

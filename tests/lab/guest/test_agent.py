@@ -100,14 +100,16 @@ def controlled(request):
 
 
 def test_paper_moves_quota_from_slack_to_the_starving(paper):
-    """Within 15 iterations of starving, io.max of the starving jobs rises and that of the slack job falls."""
-    start = next(row.time_s for row in paper.truth[VICTIMS[0]].iterations if row.time_s > SCAN_FROM and row.starved)
+    """Within 15 iterations of starving, io.max of each starving job rises and that of the slack job falls."""
+    starts = {}
     for name in VICTIMS:
-        rows = [row.time_s for row in paper.truth[name].iterations if row.time_s >= start][:15]
-        during = [cap for at, cap in paper.caps(name) if start - 1.0 <= at <= rows[-1] and cap]
-        before = [cap for at, cap in paper.caps(name) if at <= start and cap]
-        assert max(during, default=0.0) > before[-1], (name, before[-1], during)
-    rows = [row.time_s for row in paper.truth["slack"].iterations if row.time_s >= start][:15]
+        rows = [row for row in paper.truth[name].iterations if row.time_s > SCAN_FROM]
+        first = next(index for index, row in enumerate(rows) if row.starved)
+        starts[name] = rows[first].time_s
+        during = [cap for at, cap in paper.caps(name) if starts[name] < at <= rows[first + 15].time_s and cap]
+        before = [cap for at, cap in paper.caps(name) if at <= starts[name] and cap]
+        assert max(during, default=0.0) > before[-1], (name, starts[name], paper.caps(name))
+    rows = [row.time_s for row in paper.truth["slack"].iterations if row.time_s >= min(starts.values())][:15]
     before = [cap for at, cap in paper.caps("slack") if at <= SCAN_FROM and cap]
     after = [cap for at, cap in paper.caps("slack") if at <= rows[-1] and cap]
     assert after[-1] < max(before), (before, after)

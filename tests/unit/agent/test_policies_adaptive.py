@@ -237,6 +237,15 @@ class TestCaps:
         well = (job_view(1, score=95.0, used=0.5, need=0.4), job_view(2, **DONOR))
         assert all((1, SSD) not in one.quotas for one in run.steps(25, *well, neighbours=(neighbour_view(9, 0.3),)))
 
+    def test_who_starved_stays_uncapped_while_there_is_best_effort_to_cut(self):
+        """It is well for longer than a recent victim is spared, and another still starves."""
+        run, _ = contention()
+        well = job_view(1, score=95.0, used=0.45, need=0.4)
+        starving = job_view(3, score=20.0, used=0.1, need=0.4)
+        scan, none = (neighbour_view(9, 0.3),), (neighbour_view(9, 0.01),)
+        assert all((1, SSD) not in one.quotas for one in run.steps(60, well, starving, neighbours=scan))
+        assert (1, SSD) in run.steps(60, well, starving, neighbours=none)[-1].quotas
+
     def test_a_recent_victim_that_takes_more_than_its_share_is_not_spared_while_others_starve(self):
         run, _ = contention()
         flood = job_view(1, score=50.0, used=0.85, need=0.9)
