@@ -37,7 +37,8 @@ def fresh(debian, tmp_path):
     root = DebianRoot.make(tmp_path, debian)
     root.run("echo 'APT::Get::Assume-Yes \"true\";' >/etc/apt/apt.conf.d/yes")
     yield root
-    shutil.rmtree(root.upper)
+    for folder in ("upper", "shared"):
+        shutil.rmtree(root.base / folder)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 (The third way, Helm, needs no root file system but a cluster: `test_helm_life.py`.)
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,13 +10,11 @@ import time
 
 import pytest
 
-from tests.unit.packaging.roots import DebianRoot, debootstrap
+from tests.lab import Lab, LabBroken, LabTimeout, LabUnavailable, Ssd
 from tests.unit.packaging.support import PACKAGING, SOURCE
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
-CONSENT = "echo 'APT::Get::Assume-Yes \"true\";' >/etc/apt/apt.conf.d/yes"
-"""What the newcomer answers when apt-get asks."""
 WATCHDOG = "/etc/systemd/system/prefetchd.service.d/hurry.conf"
 SYSTEM_FILES = (
     "find /etc /opt /usr /srv /root /home /run/prefetchd -xdev -not -path /etc/machine-id -not -name '*.pyc' "
@@ -38,26 +35,6 @@ def typed(title):
 def command_after(word, title):
     """The command in the sentence that begins with a word."""
     return re.search(rf"^{word}: .*?`((?:\./|/)[^`]*)`", part(title), re.MULTILINE)[1]
-
-
-@pytest.fixture(scope="module")
-def debian(tmp_path_factory):
-    """A root file system as the installer leaves it, for all tests here; overlays are laid on it."""
-    if os.geteuid() != 0 or not shutil.which("debootstrap"):
-        pytest.skip("a fresh root file system needs root and debootstrap")
-    folder = tmp_path_factory.mktemp("debian") / "root"
-    debootstrap(folder)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-def fresh(debian, tmp_path):
-    """A newcomer's machine."""
-    root = DebianRoot.make(tmp_path, debian)
-    root.run(CONSENT)
-    yield root
-    shutil.rmtree(root.upper)
 
 
 def test_by_hand(fresh):
@@ -95,6 +72,35 @@ def test_systemd(fresh, release):
         node.run(command_after("Remove", "systemd"))
         assert node.run(SYSTEM_FILES).stdout == before
         assert node.run("systemctl is-enabled prefetchd", check=False).returncode != 0
+
+
+@pytest.mark.lab
+def test_the_unit_limits_and_restores_on_a_stock_kernel(fresh, release):
+    """In the lab's guest, whose kernel has io.max, kprobes and trampolines: nothing that the unit forbids is needed."""
+    packages, unpack, install, *_ = typed("systemd")
+    shutil.copy(release, fresh.base / "shared")
+    fresh.run(f"{packages}\ncd /mnt\n{unpack}\n{install}")
+    lower = f"/run/lab-root{fresh.upper}:/run/lab-root{fresh.lower}"
+    command = [str(SOURCE / ".venv" / "bin" / "python"), "-m", "tests.unit.packaging.unit_in_guest", lower]
+    status, log = in_the_guest(command)
+    assert status == 0, log
+    assert re.search(r"probe block: attached (fentry|kprobe)", log), log
+    assert "s: stopped: " in log
+    print("\n".join(re.findall(r"^\d+ s: .*", log, re.MULTILINE)))
+
+
+def in_the_guest(command, attempts=2):
+    """Status and output of a command there; a guest that breaks has said nothing of the unit, so another is booted."""
+    try:
+        with Lab(devices=(Ssd(),), boot_timeout=300, timeout=900).boot() as guest:
+            done = guest.run(command)
+            return done.status, done.output.read_text()
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+    except LabBroken as error:
+        if attempts == 1 or isinstance(error, LabTimeout):
+            raise
+    return in_the_guest(command, attempts - 1)
 
 
 def probes(log):
