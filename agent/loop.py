@@ -264,8 +264,14 @@ def _pause(loop: Loop, began: float, flags: SignalFlags) -> None:
     """Wait for the next pass, at the latest one interval after this one `began`.
 
     A change of the cgroup tree brings it forward, so that a new job is seen at once; but not at will, since a node that
-    makes cgroups all the time would keep the agent busy with nothing else.
+    makes cgroups all the time would keep the agent busy with nothing else. Writes that wait for their moment in the
+    kernel's slices of time are made in between, as far as it comes before the next pass.
     """
     interval = loop.settings.interval_seconds
+    while (due := loop.enforcer.due) is not None and due < began + interval:
+        flags.wait(due)
+        if flags.stop or flags.disarm:
+            return
+        loop.enforcer.reconcile_due(time.monotonic())
     flags.wait(began + min(interval, SHORTEST_INTERVAL_SECONDS))
     flags.wait(began + interval, loop.node.filenos())

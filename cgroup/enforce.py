@@ -17,10 +17,11 @@ from cgroup.hold import HeldLines
 from cgroup.journal import Entry, Journal
 from cgroup.lines import Limit, Line, Setting, Target, Values, describe_values, line_of
 from cgroup.look import Observer
-from cgroup.plan import LineState, PlanState, Rules, Write, plan, raise_window_seconds
+from cgroup.plan import LineState, PlanState, Rules, Write, plan, with_raise
 from cgroup.pods import protected
-from cgroup.restore import RestoreReport, recover, restore_line, undo_order
+from cgroup.restore import RestoreReport, back_already, recover, restore_line, undo_order
 from cgroup.results import Conflict, Mode, Result, WriteResult, failed, free_line, quiet, tell
+from cgroup.slices import Slices
 
 RETRY_SECONDS = 5.0
 """A line whose write failed is left alone for this long."""
@@ -45,7 +46,9 @@ class Enforcer:
         rules: Rules | None = None,
         guardian: Watchman | None = None,
         may_enable_io: bool = False,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        """`clock` (monotonic seconds) lets cuts wait for their moment in blk-throttle's slices; None: none waits."""
         self._files = files
         self._observer = Observer(files)
         self._journal = journal
@@ -55,10 +58,11 @@ class Enforcer:
         self._lines: dict[Line, LineState] = {}
         self._stuck: dict[Line, LineState] = {}
         self._held = HeldLines(files, journal, may_enable_io=may_enable_io)
-        self._raises: dict[int, tuple[float, ...]] = {}
+        self._raises: Mapping[int, tuple[float, ...]] = {}
         self._retry_at: dict[Line, float] = {}
         self._conflicts: dict[Line, Conflict] = {}
         self._refused: set[str] = set()
+        self._slices = Slices(clock)
         self._counters: Counter[Result] = Counter()
         self._suspended_at = 0.0
         self.suspended: str | None = None
@@ -115,8 +119,21 @@ class Enforcer:
         if self._mode == "observe" or (self.suspended and not self._resumed(now)):
             return self._counted(results)
         wanted = self._wanted(desired, now, results)
-        results.extend(self._carry_out(self._plan(wanted, now, results), now))
+        writes = self._plan(wanted, now, results)
+        results.extend(self._carry_out(self._slices.ready(writes) if self._mode == "enforce" else writes, now))
         return self._counted(results)
+
+    @property
+    def due(self) -> float | None:
+        """When `reconcile_due` should be called (the clock's seconds), unless the next `reconcile` comes before."""
+        return self._slices.due if self._mode == "enforce" and not self.suspended else None
+
+    def reconcile_due(self, now: float) -> tuple[WriteResult, ...]:
+        """Make the writes of the last `reconcile` that waited for their moment in blk-throttle's slices."""
+        if self.due is None:
+            return ()
+        self._notice_guardian()
+        return self._counted(self._carry_out(self._slices.take_due(), now))
 
     def release_all(self, why: str) -> tuple[WriteResult, ...]:
         """Put everything back at once, without regard to rates. What cannot be freed is tried again by `reconcile`."""
@@ -312,6 +329,7 @@ class Enforcer:
             return WriteResult(line, "unchanged", found, {}, "changed while it was planned; looked at again next time")
         generation = self._lines[line].generation if line in self._lines else self._files.generation(line)
         self._files.write(line, write.after)
+        self._slices.written(line)
         self._lines[line] = LineState(entry.prior, entry.wrote, generation)
         self._note_raise(write, now)
         tell("wrote", line, write.before, write.after, write.why)
@@ -361,35 +379,18 @@ class Enforcer:
         self._guardian.beat()
         if self._guardian.take_restores():
             _log.warning("the guardian took the agent for dead and put everything back; starting over")
-            self._forget(self._back_already())
-
-    def _back_already(self) -> list[Line]:
-        """Return the lines that hold what was there before us, or are gone."""
-        back = []
-        for line, state in {**self._lines, **self._held.lines}.items():
-            try:
-                if self._files.read(line) == state.prior:
-                    back.append(line)
-            except (Vanished, ControllerMissing):
-                back.append(line)
-            except (OSError, CgroupError):
-                continue
-        return back
+            lines = {**self._lines, **self._held.lines}
+            self._forget(back_already(self._files, {line: state.prior for line, state in lines.items()}))
 
     def _note_raise(self, write: Write, now: float) -> None:
-        """Remember a raise, and forget those that count no more, of cgroups that are long gone as well."""
-        if not write.raises:
-            return
-        since = now - raise_window_seconds(self._rules)
-        self._raises = {cgroup: times for cgroup, times in self._raises.items() if since < times[-1] <= now}
-        recent = (time for time in self._raises.get(write.line.cgroup_id, ()) if since < time <= now)
-        self._raises[write.line.cgroup_id] = (*recent, now)
+        self._raises = with_raise(self._raises, write, now, self._rules)
 
     def _forget(self, lines: Iterable[Line]) -> None:
         lines = list(lines)
         for line in lines:
             self._lines.pop(line, None)
             self._held.forget(line)
+            self._slices.forget(line)
         if self._journal is not None:
             self._journal.forget(lines)
 

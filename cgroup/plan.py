@@ -110,6 +110,18 @@ def raise_window_seconds(rules: Rules) -> float:
     return max(1.0, 1.0 / rules.raises_per_second)
 
 
+def with_raise(
+    raises: Mapping[int, tuple[float, ...]], write: Write, now: float, rules: Rules
+) -> Mapping[int, tuple[float, ...]]:
+    """Return the times of raises with this write's, if it is one; those that count no more are left out."""
+    if not write.raises:
+        return raises
+    since = now - raise_window_seconds(rules)
+    kept = {cgroup: times for cgroup, times in raises.items() if since < times[-1] <= now}
+    recent = (time for time in kept.get(write.line.cgroup_id, ()) if since < time <= now)
+    return {**kept, write.line.cgroup_id: (*recent, now)}
+
+
 def _conflict(line: Line, before: Values, managed: LineState) -> Write:
     after = restorable(before, managed.prior, (managed.wrote,))
     return Write(line, before, after, "somebody else changed this line", "conflict")

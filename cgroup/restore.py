@@ -5,7 +5,7 @@ Only values that are still ours are touched. Needs the journal and the cgroup tr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cgroup.errors import CgroupError, ControllerMissing, Vanished
@@ -104,6 +104,20 @@ def restore_entries(files: LineFiles, entries: list[Entry], log: Callable[[str],
         errors=tuple(errors),
         failed=tuple(failed),
     )
+
+
+def back_already(files: LineFiles, priors: Mapping[Line, Values]) -> list[Line]:
+    """Return the lines that hold what was there before us (`priors`), or are gone."""
+    back = []
+    for line, prior in priors.items():
+        try:
+            if files.read(line) == prior:
+                back.append(line)
+        except (Vanished, ControllerMissing):
+            back.append(line)
+        except (OSError, CgroupError):
+            continue
+    return back
 
 
 def recover(files: LineFiles, journal: Journal, log: Callable[[str], None] = lambda _: None) -> RestoreReport:

@@ -109,6 +109,7 @@ def make_enforcer(
         rules=rules,
         guardian=guardian,
         may_enable_io=enforcement.enable_io_controller,
+        clock=time.monotonic,
     )
     stack.callback(enforcer.close)
     return enforcer, guardian

@@ -1,8 +1,12 @@
 """blk-throttle, what enforces `io.max`: budgets by slices of 100 ms (block/blk-throttle.c of Linux 6.1).
 
 At the start of a slice 100 ms worth of bytes and requests pass at once, the rest waits for the next slice: the gaps
-that a cap makes. A change of limits starts a new slice with a fresh budget. Not modelled: the hierarchy (one level
-here), the quantum of 8 requests a round, and the split of large bios.
+that a cap makes. A change of limits while requests wait starts a new slice and carries over what the old one had not
+used, or, as a debt, what it had passed in advance. Where the debt is larger than the new slice's budget the sum is
+negative, and the kernel compares it as a number without sign: that dimension limits nothing until the slice is
+trimmed, and then stops everything until the debt is paid. So a cut to less than what is left of the old slice first
+lets through a burst. Not modelled: the hierarchy (one level here), the quantum of 8 requests a round, and the split of
+large bios.
 """
 
 from __future__ import annotations
@@ -35,12 +39,24 @@ class Limits(NamedTuple):
 class _Direction:
     """Reads or writes of one cgroup on one device: its slice, what passed in it, what waits."""
 
-    __slots__ = ("bps", "bytes", "iops", "queue", "requests", "slice_end", "slice_start", "timer")
+    __slots__ = (
+        "bps",
+        "bytes",
+        "carried_bytes",
+        "carried_requests",
+        "iops",
+        "queue",
+        "requests",
+        "slice_end",
+        "slice_start",
+        "timer",
+    )
 
     def __init__(self) -> None:
         self.bps = self.iops = UNLIMITED
         self.bytes = 0.0
         self.requests = 0.0
+        self.carried_bytes = self.carried_requests = 0.0
         self.slice_start = self.slice_end = -SLICE_SECONDS
         self.queue: deque[Request] = deque()
         self.timer = 0
@@ -50,20 +66,31 @@ class _Direction:
         return self.bps == UNLIMITED and self.iops == UNLIMITED
 
     def restart(self, now: float) -> None:
-        """throtl_start_new_slice: a fresh budget from now on."""
+        """throtl_start_new_slice: a fresh budget from now on, apart from what is carried over."""
         self.bytes = self.requests = 0.0
         self.slice_start, self.slice_end = now, now + SLICE_SECONDS
+
+    def carry_over(self, now: float) -> None:
+        """tg_update_carryover, before the limits change: only what waits makes a difference."""
+        if not self.queue:
+            return
+        elapsed = now - self.slice_start
+        if self.bps < UNLIMITED:
+            self.carried_bytes += self.bps * elapsed - self.bytes
+        if self.iops < UNLIMITED:
+            self.carried_requests += self.iops * elapsed - self.requests
 
     def wait_seconds(self, now: float, size: int) -> float:
         """tg_may_dispatch: 0 when the request may pass now, else how long it must wait."""
         if self.free:
             return 0.0
         if now > self.slice_end and not self.queue:
+            self.carried_bytes = self.carried_requests = 0.0
             self.restart(now)
         elapsed = now - self.slice_start
         rounded = math.ceil((elapsed + JIFFY_SECONDS) / SLICE_SECONDS - 1e-9) * SLICE_SECONDS
-        wait = _over(self.bytes + size, self.bps, rounded, elapsed)
-        return max(wait, _over(self.requests + 1.0, self.iops, rounded, elapsed))
+        wait = _over(self.bytes + size, self.bps, rounded, elapsed, self.carried_bytes)
+        return max(wait, _over(self.requests + 1.0, self.iops, rounded, elapsed, self.carried_requests))
 
     def charge(self, now: float, size: int) -> None:
         """throtl_charge_bio and throtl_trim_slice: count it, and forget the slices that have passed."""
@@ -71,16 +98,27 @@ class _Direction:
         self.requests += 1.0
         self.slice_end = now + SLICE_SECONDS
         passed = math.floor((now - self.slice_start) / SLICE_SECONDS + 1e-9) * SLICE_SECONDS
-        if passed > 0.0:
-            self.bytes = max(0.0, self.bytes - self.bps * passed) if self.bps < UNLIMITED else 0.0
-            self.requests = max(0.0, self.requests - self.iops * passed) if self.iops < UNLIMITED else 0.0
-            self.slice_start += passed
+        if passed <= 0.0:
+            return
+        bytes_trim = self.bps * passed + self.carried_bytes
+        requests_trim = self.iops * passed + self.carried_requests
+        if bytes_trim <= 0.0 and requests_trim <= 0.0:
+            return
+        self.bytes = max(0.0, self.bytes - bytes_trim)
+        self.requests = max(0.0, self.requests - requests_trim)
+        self.carried_bytes = self.carried_requests = 0.0
+        self.slice_start += passed
 
 
-def _over(wanted: float, rate: float, rounded: float, elapsed: float) -> float:
-    """How long until `wanted` is within the budget of `rate` per second (tg_within_bps_limit, tg_within_iops_limit)."""
-    allowed = rate * rounded
-    if wanted <= allowed * (1.0 + 1e-9):
+def _over(wanted: float, rate: float, rounded: float, elapsed: float, carried: float) -> float:
+    """How long until `wanted` is within the budget of `rate` per second (tg_within_bps_limit, tg_within_iops_limit).
+
+    A negative budget is a huge one: it is compared without its sign.
+    """
+    if rate == UNLIMITED:
+        return 0.0
+    allowed = rate * rounded + carried
+    if allowed < 0.0 or wanted <= allowed * (1.0 + 1e-9):
         return 0.0
     return max(JIFFY_SECONDS, (wanted - allowed) / rate) + rounded - elapsed
 
@@ -99,6 +137,8 @@ class Throttle:
     def set_limits(self, limits: Limits) -> None:
         """Write io.max: both directions start a new slice, and what waits is looked at again a little later."""
         self.limits = limits
+        for direction in self._directions:
+            direction.carry_over(self._events.now)
         reads, writes = self._directions
         reads.bps, reads.iops, writes.bps, writes.iops = limits.rbps, limits.riops, limits.wbps, limits.wiops
         for direction in self._directions:

@@ -1,6 +1,7 @@
 """The life around the loop: what looks on never ends it, and weights left by exec are read."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,3 +32,41 @@ def test_the_weight_that_exec_left_counts(tmp_path):
     assert node._weighed(job).weight == 300.0
     assert node._weighed(Job(2, "x", "/prefetchd.slice", training=True)).weight == 100.0
     assert node._weighed(Job(1, "resnet", "/prefetchd.slice/resnet", training=False)).weight == 100.0
+
+
+class Waiting:
+    """An enforcer with writes that wait, and flags whose sleep moves the clock."""
+
+    def __init__(self, *due):
+        self.dues, self.now, self.made = list(due), 0.0, []
+        self.enforcer = self
+        self.settings = SimpleNamespace(interval_seconds=0.1)
+        self.node = SimpleNamespace(filenos=list)
+        self.stop = self.disarm = None
+
+    @property
+    def due(self):
+        return self.dues[0] if self.dues else None
+
+    def reconcile_due(self, now):
+        del now
+        self.made.append((self.dues.pop(0), round(self.now, 3)))
+
+    def wait(self, until, filenos=()):
+        del filenos
+        self.now = max(self.now, until)
+
+
+def test_writes_that_wait_for_their_moment_are_made_before_the_next_pass():
+    waiting = Waiting(0.03, 0.08, 0.17)
+    loop._pause(waiting, 0.0, waiting)
+    assert waiting.made == [(0.03, 0.03), (0.08, 0.08)]
+    assert waiting.now == 0.1
+    assert waiting.due == 0.17
+
+
+def test_a_stop_makes_no_write_that_waits():
+    waiting = Waiting(0.03)
+    waiting.stop = "SIGTERM"
+    loop._pause(waiting, 0.0, waiting)
+    assert waiting.made == []

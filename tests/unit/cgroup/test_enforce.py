@@ -376,3 +376,48 @@ def test_the_observer_does_not_even_look(node, journal):
     node.files.fail["read"] = [broken()]
     assert Enforcer(node.files, journal).reconcile(want((Target(1, "/x", "8:0"), Limit(rbps=1))), 0.0) == ()
     assert len(node.files.fail["read"]) == 1
+
+
+class Clock:
+    now = 50.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_cut_waits_for_its_moment_in_the_slice_and_is_then_made(node, journal):
+    clock, target = Clock(), node.make("a")
+    enforcer = Enforcer(node.files, journal, "enforce", clock=clock)
+    enforcer.reconcile(want((target, Limit(rbps=100 * MIB))), 0.0)
+    clock.now += 0.51  # a tenth of the sixth slice is over
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=50 * MIB))), 0.51)) == ["rate_limited"]
+    assert node.limits(target) == {"rbps": 100 * MIB}
+    clock.now = enforcer.due
+    assert kinds(enforcer.reconcile_due(0.56)) == ["written"]
+    assert node.limits(target) == {"rbps": 50 * MIB}
+    assert enforcer.due is None
+
+
+def test_what_waits_is_not_written_over_what_came_in_between(node, journal):
+    clock, target = Clock(), node.make("a")
+    enforcer = Enforcer(node.files, journal, "enforce", clock=clock)
+    enforcer.reconcile(want((target, Limit(rbps=100 * MIB))), 0.0)
+    clock.now += 0.51
+    enforcer.reconcile(want((target, Limit(rbps=50 * MIB))), 0.51)
+    node.meddle(target, rbps=7 * MIB)
+    clock.now = enforcer.due
+    assert kinds(enforcer.reconcile_due(0.56)) == ["unchanged"]
+    assert node.limits(target) == {"rbps": 7 * MIB}
+    assert kinds(enforcer.reconcile(want((target, Limit(rbps=50 * MIB))), 0.7)) == ["conflict"]
+
+
+def test_nothing_waits_once_the_mode_is_left(node, journal):
+    clock, target = Clock(), node.make("a")
+    enforcer = Enforcer(node.files, journal, "enforce", clock=clock)
+    enforcer.reconcile(want((target, Limit(rbps=100 * MIB))), 0.0)
+    clock.now += 0.51
+    enforcer.reconcile(want((target, Limit(rbps=50 * MIB))), 0.51)
+    enforcer.set_mode("dry-run")
+    assert enforcer.due is None
+    assert enforcer.reconcile_due(1.0) == ()
+    assert node.limits(target) == {}

@@ -81,20 +81,46 @@ def test_a_raise_releases_what_waits():
     assert len(load.finished) > held
 
 
-def test_rewriting_a_limit_often_lets_more_through_than_it_allows():
-    """As in the lab guest: 47 % more at ten rewrites a second, nearly nothing at two."""
+def test_rewriting_the_same_limit_lets_no_more_through():
+    """As in the lab guest: what a slice has passed in advance is carried over."""
+    events, throttle, load = throttled(Limits(rbps=20 * MIB), threads=32)
+    for step in range(1, 140):
+        events.run(0.07 * step)
+        throttle.set_limits(Limits(rbps=20 * MIB))
+    assert load.rate <= 20 * MIB * 1.05
 
-    def overshoot(interval):
-        events, throttle, load = throttled(Limits(rbps=20 * MIB), threads=32)
-        now = 0.0
-        while now < 10.0:
-            now += interval
-            events.run(now)
-            throttle.set_limits(Limits(rbps=20 * MIB))
-        return load.rate / (20 * MIB)
 
-    assert overshoot(0.07) > 1.2
-    assert overshoot(0.5) < 1.15
+def passed_after_a_cut(phase, again=()):
+    """MiB in the 0.1 s after a cut from 24 to 4 MiB/s at a phase of a slice, and in the second after those."""
+    events, throttle, load = throttled(Limits(rbps=24 * MIB, riops=792), threads=32)
+    cut = SLICE_SECONDS * (5 + phase)
+    events.run(cut)
+    before = load.account.bytes[0]
+    throttle.set_limits(Limits(rbps=4 * MIB, riops=132))
+    events.run(cut + 0.1)
+    burst = load.account.bytes[0]
+    for rate in again:
+        throttle.set_limits(Limits(rbps=rate * MIB, riops=33 * rate))
+    events.run(cut + 1.1)
+    return (burst - before) / MIB, (load.account.bytes[0] - burst) / MIB
+
+
+def test_a_cut_below_what_is_left_of_the_slice_lets_go_and_then_holds_everything():
+    """Measured in the lab guest: 3.3 to 15 MiB at once, then nothing for more than a second."""
+    burst, then = passed_after_a_cut(0.2)
+    assert burst >= 3.0  # the requests' limit alone holds: 13 of 256 KiB
+    assert then <= 0.5
+
+
+def test_a_cut_late_in_the_slice_is_clean():
+    burst, then = passed_after_a_cut(0.92)
+    assert burst <= 0.5
+    assert then == pytest.approx(4.0, rel=0.15)
+
+
+def test_another_change_while_the_debt_stands_lets_go_again():
+    """Measured in the lab guest: each of a row of cuts 0.1 s apart passed what the requests' limit allowed."""
+    assert passed_after_a_cut(0.2, again=(6,))[1] >= 4.0
 
 
 def test_time_in_blk_throttle_is_told_apart():
