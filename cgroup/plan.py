@@ -1,8 +1,8 @@
 """From what is wanted and what is there to the least list of writes. Pure.
 
 Why writes are few (measured on Debian 6.1 with NVMe and a seek-time disk): a write to io.max costs 41 us on an idle
-cgroup and about 1 ms with bios queued; rewriting a limit ten times a second let 47 % more through than it allowed,
-twice a second 1 %. So numbers are rounded, small changes left out and raises rationed; cuts are never held back.
+cgroup and about 1 ms with bios queued, and one at the wrong moment of a slice lets a burst through (`cgroup.slices`).
+So numbers are rounded, small changes left out and raises rationed; cuts are not.
 
 Limits only ever tighten what an administrator had set before: the smaller of the two is what gets written.
 """
