@@ -162,8 +162,7 @@ def _remote(signals: Signals, state: DiagnosisState, settings: DiagnosisSettings
     strength = _grade(queueing, settings.queueing_ratio, 2.0 * settings.queueing_ratio)
     if slower is not None and slower < 1.2:
         strength *= 0.5
-    fraction = queue_fraction(signals)
-    if fraction is not None and fraction < 0.25:
+    if signals.queue_takeable is not None and signals.queue_takeable < 0.25 * (signals.queue_capacity or 0.0):
         strength *= 1.1
     related = _correlation(state.packets)
     if related is not None:
@@ -270,7 +269,10 @@ def _correlation(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def queue_fraction(signals: Signals) -> float | None:
-    """Batches in the queue over its capacity; None where either is unknown."""
+    """Batches in the queue over its capacity; None where either is unknown.
+
+    Ready in whatever order, so that it says what storage delivers: the loop's own view jumps with the batch it lacks.
+    """
     if signals.queue_depth is None or not signals.queue_capacity:
         return None
     return signals.queue_depth / signals.queue_capacity

@@ -106,7 +106,7 @@ def _score(row: Row) -> Iterator[str]:
 def _part(name: str, row: Row) -> str:
     """What a part was made from."""
     if name == "queue":
-        return f"{queue(row['queue_depth'], row['queue_capacity'])} batches are ready"
+        return _queue(row)
     here = [one for one in row["devices"] if one["latency_seconds"] is not None]
     if name == "latency" and here:
         return "; ".join(
@@ -120,6 +120,15 @@ def _part(name: str, row: Row) -> str:
         reads = sum(one["read_bytes_per_second"] for one in row["devices"])
         return f"the next batch takes {rate(row['next_batch_bytes']).removesuffix('/s')}; it reads {rate(reads)}"
     return ""
+
+
+def _queue(row: Row) -> str:
+    """How many batches are ready; where some of them cannot be taken yet, why the part is lower than that."""
+    depth, takeable = row["queue_depth"], row.get("queue_takeable")  # an agent of an earlier version tells none
+    told = f"{queue(depth, row['queue_capacity'])} batches are ready"
+    if depth is None or takeable is None or round(takeable) >= depth:
+        return told
+    return f"{told}, {takeable:.0f} of them in order" if round(takeable) else f"{told}, but the next one in order is missing"
 
 
 def _cause(row: Row) -> Iterator[str]:

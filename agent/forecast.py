@@ -32,7 +32,10 @@ class BatchForecast(NamedTuple):
 def observe(
     state: BatchForecast, new_iterations: int, read_bytes: float, depth: float | None, hinted: float | None
 ) -> BatchForecast:
-    """Account `read_bytes` from storage to the batches produced: those taken, and the change of the queue's depth."""
+    """Account `read_bytes` from storage to the batches produced: those taken, and the change of the queue's depth.
+
+    What is ready behind a missing batch has been read as well, so it is the depth that counts, not what can be taken.
+    """
     produced = state.pending_batches + new_iterations
     if depth is not None and state.depth is not None:
         produced += depth - state.depth
@@ -75,6 +78,7 @@ def needs(signals: Signals, settings: ForecastSettings) -> dict[str, Need]:
     """Bytes/s and requests/s that each device must give so that the queue keeps up and fills; empty while unknown.
 
     need = next_batch_bytes / compute_seconds + missing batches x next_batch_bytes / horizon, split by access share.
+    Missing is what is not read yet: batches ready behind one that is late are not read again, so the depth counts here.
     A queue is never asked to fill faster than within one iteration, or a loop of many seconds would ask for its whole
     queue at once.
     """

@@ -2,7 +2,7 @@
 
 | part | metric | 100 at | 0 at |
 |---|---|---|---|
-| queue | depth / capacity | `full_fraction` of the queue | empty |
+| queue | batches that the loop can take without waiting / capacity | `full_fraction` of the queue | empty |
 | latency | mean latency / learned normal, by access share | the normal | `latency_limit` times the normal |
 | variation | coefficient of variation of the latency | 0 | `variation_limit` |
 | demand | bytes that can arrive during one computation / bytes of the next batch | see `_demand_ratio` | 0 |
@@ -111,11 +111,12 @@ def _blocked_limit(blocked_seconds: float, settings: HealthSettings) -> float:
 def _queue_fraction(signals: Signals, settings: HealthSettings) -> float | None:
     """0..1: filled part of the queue, 1 from `full_fraction` on.
 
-    Where the depth cannot be seen, the part of an iteration not spent waiting stands in: 1 without waits, 0 when
-    half of the time is lost.
+    Filled means for the loop: of batches that are to come in order, those behind a missing one feed nobody yet. Where
+    it cannot be seen, the part of an iteration not spent waiting stands in: 1 without waits, 0 when half of the time
+    is lost.
     """
-    if signals.queue_depth is not None and signals.queue_capacity:
-        return clip(signals.queue_depth / (settings.full_fraction * signals.queue_capacity), 0.0, 1.0)
+    if signals.queue_takeable is not None and signals.queue_capacity:
+        return clip(signals.queue_takeable / (settings.full_fraction * signals.queue_capacity), 0.0, 1.0)
     if signals.wait_seconds is not None and signals.iteration_seconds:
         return clip(1.0 - 2.0 * signals.wait_seconds / signals.iteration_seconds, 0.0, 1.0)
     return None
@@ -148,7 +149,8 @@ def _demand_ratio(signals: Signals, settings: HealthSettings, entitlement: Mappi
     """0..1: how much of the next batch can be there in time.
 
     Under a quota: what the quota lets through during one computation over the next batch and a margin, on the device
-    that is shortest. Free: batches in the queue, plus what arrives now during one computation, over one batch.
+    that is shortest. Free: batches that the loop can take, plus what arrives now during one computation, over one
+    batch.
     """
     batch, compute = signals.next_batch_bytes, signals.compute_seconds
     if not batch or compute is None:
@@ -162,4 +164,4 @@ def _demand_ratio(signals: Signals, settings: HealthSettings, entitlement: Mappi
         if limits:
             return clip(min(limits), 0.0, 1.0)
     arriving = sum(device.read_bytes_per_second for device in signals.devices.values()) * compute
-    return clip((signals.queue_depth or 0.0) + arriving / batch, 0.0, 1.0)
+    return clip((signals.queue_takeable or 0.0) + arriving / batch, 0.0, 1.0)

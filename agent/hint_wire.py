@@ -95,7 +95,7 @@ class Stream:
         self.next_batch_bytes = self.next_batch_bytes if told.next_batch_bytes is None else told.next_batch_bytes
         if told.wait_ns is not None:
             self.wait_ns = (self.wait_ns or 0) + told.wait_ns
-        self.recent.append(IterationEvent(time_ns, told.wait_ns, told.depth))
+        self.recent.append(IterationEvent(time_ns, told.wait_ns, told.depth, told.depth))
 
     def take(self, cgroup_id: int, name: str) -> StreamCounters:
         """The counters now; the recent iterations are handed over once."""
@@ -114,4 +114,5 @@ class Stream:
             next_batch_bytes=self.next_batch_bytes,
             last_iteration_ns=self.last_iteration_ns,
             recent=recent,
+            takeable=self.depth,
         )

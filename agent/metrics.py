@@ -117,7 +117,7 @@ _JOB_GAUGES = (
     ("health_score", "Prefetch health, 0 (critical) to 100 (healthy).", "health.score"),
     ("health_confidence", "Weight of the health metrics that could be measured, 0 to 1.", "health.confidence"),
     ("health_level", "Health level: 3 healthy, 2 tight, 1 danger, 0 critical.", "health.level"),
-    ("queue_depth", "Batches ready in the prefetch queue.", "signals.queue_depth"),
+    ("queue_depth", "Batches ready in the prefetch queue, in order or not.", "signals.queue_depth"),
     ("queue_capacity", "Batches that the prefetch queue can hold.", "signals.queue_capacity"),
     ("next_batch_bytes", "Expected bytes of the next batch.", "signals.next_batch_bytes"),
     ("cache_hit_ratio", "Share of read bytes served by the page cache, 0 to 1.", "signals.cache_hit_ratio"),

@@ -134,6 +134,7 @@ def _signals(
         loader.episodes,
         loop.queue_depth,
         loop.queue_capacity,
+        loop.queue_takeable,
         forecast.expected_bytes(state.batch, loop.hinted_bytes),
         state.first_latency / state.first_reads if state.first_reads > 0.0 else None,
         state.hit_ratio,

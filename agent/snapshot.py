@@ -113,6 +113,7 @@ def _row(report: TickReport, entry: JobReport) -> dict[str, Any]:
         "blocked_seconds": signals.blocked_seconds if signals else None,
         "compute_seconds": signals.compute_seconds if signals else None,
         "queue_depth": signals.queue_depth if signals else None,
+        "queue_takeable": signals.queue_takeable if signals else None,
         "queue_capacity": signals.queue_capacity if signals else None,
         "next_batch_bytes": signals.next_batch_bytes if signals else None,
         "cache_hit_ratio": signals.cache_hit_ratio if signals else None,

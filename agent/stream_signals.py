@@ -31,7 +31,7 @@ class StreamState(NamedTuple):
     """One stream so far. Times in seconds (smoothed over iterations), moments in ns; None is unknown.
 
     `pending` counts iterations that the job's clock has not taken yet; `starving` says whether the last iteration (or
-    the wait in progress) starved; `left` is the depth after the last iteration.
+    the wait in progress) starved; `left` is what the loop could take without waiting after the last iteration.
     """
 
     iterations: int
@@ -79,6 +79,7 @@ class LoaderSignals:
     blocked_seconds: float
     queue_depth: float | None
     queue_capacity: float | None
+    queue_takeable: float | None
     hinted_bytes: float | None
     queued_batches: float | None
     fed: bool
@@ -92,11 +93,20 @@ def training_streams(streams: Sequence[StreamCounters]) -> list[StreamCounters]:
     return hints or training
 
 
+def _takeable(counted: StreamCounters | IterationEvent) -> int | None:
+    """Batches that the loop could take without waiting; where only the depth was written down, that is the best guess.
+
+    Whether the queue is empty for the loop is asked of this: a loader that delivers in order makes it wait for the next
+    batch with any number of later ones ready.
+    """
+    return counted.depth if counted.takeable is None else counted.takeable
+
+
 def _starves(event: IterationEvent, grade: str, left: int | None, threshold_ns: float) -> bool:
     """Whether this iteration found the queue empty and waited.
 
-    Grades other than S1 time all of next(), so a queue that held a batch after the previous iteration (it can only
-    have grown since) proves that nothing was missing.
+    Grades other than S1 time all of next(), so a queue that held the next batch after the previous iteration (what the
+    loop can take has only grown since) proves that nothing was missing.
     """
     if event.wait_ns is None or event.wait_ns < threshold_ns:
         return False
@@ -124,7 +134,15 @@ def _take_event(
             wait = waited if wait is None else wait + weight * (waited - wait)
     starving = _starves(event, grade, state.left, settings.starvation_seconds / NS)
     moved = StreamState(
-        state.iterations, event.time_ns, event.depth, state.largest, interval, compute, wait, starving, state.pending
+        state.iterations,
+        event.time_ns,
+        _takeable(event),
+        max(state.largest, event.depth or 0),
+        interval,
+        compute,
+        wait,
+        starving,
+        state.pending,
     )
     return moved, starving and not state.starving
 
@@ -148,7 +166,7 @@ def _events(stream: StreamCounters, old: StreamState, missed: int) -> Sequence[I
     """The iterations since the last sample; one that stands for all where the source counts without events."""
     if stream.recent or missed <= 0:
         return [event for event in stream.recent if event.time_ns > old.last_ns]
-    return [IterationEvent(stream.last_iteration_ns, None, stream.depth)]
+    return [IterationEvent(stream.last_iteration_ns, None, stream.depth, stream.takeable)]
 
 
 def advance(stream: StreamCounters, old: StreamState | None, settings: SignalSettings, now_ns: int) -> Step:
@@ -167,13 +185,12 @@ def advance(stream: StreamCounters, old: StreamState | None, settings: SignalSet
     if stream.waiting_since_ns is not None and not starving:
         starving = (now_ns - stream.waiting_since_ns) * NS >= settings.starvation_seconds
         episodes += starving
-    largest = max(state.largest, stream.depth or 0, state.left or 0)
     pending = min(old.pending + new, MAX_PENDING)
     moved = StreamState(
         stream.iterations,
         max(state.last_ns, stream.last_iteration_ns),
         state.left,
-        largest,
+        max(state.largest, stream.depth or 0),
         state.interval,
         state.compute,
         state.wait,
@@ -199,7 +216,7 @@ def _blocked(stream: StreamCounters, state: StreamState, now_ns: int, reading: b
     """
     if stream.waiting_since_ns is not None:
         return max(0.0, (now_ns - stream.waiting_since_ns) * NS)
-    if stream.source != "hint" or stream.depth != 0 or state.interval is None or not reading:
+    if stream.source != "hint" or _takeable(stream) != 0 or state.interval is None or not reading:
         return 0.0
     silent = (now_ns - state.last_ns) * NS
     if silent <= 1.5 * state.interval:
@@ -262,9 +279,9 @@ def _summary(
 ) -> LoaderSignals:
     """The job as its slowest stream: the one that waits most, then the one with the longest interval."""
     slowest = max((states[stream.stream] for stream in live), key=lambda s: (s.wait or 0.0, s.interval or 0.0))
-    depth, capacity = _scarcest(live, states)
+    depth, capacity, takeable = _scarcest(live, states)
     hints = [stream.next_batch_bytes for stream in live if stream.next_batch_bytes is not None]
-    depths = [stream.depth for stream in live if stream.depth is not None]
+    depths = [stream.depth for stream in live if stream.depth is not None]  # produced, in order or not: bytes are read
     return LoaderSignals(
         live[0].source,
         new,
@@ -274,6 +291,7 @@ def _summary(
         max(_blocked(stream, states[stream.stream], now_ns, reading) for stream in live),
         depth,
         capacity,
+        takeable,
         float(sum(hints)) if hints else None,
         sum(depths) / len(depths) if len(depths) == len(live) else None,
         not any(states[stream.stream].starving for stream in live),
@@ -281,10 +299,17 @@ def _summary(
     )
 
 
-def _scarcest(live: Sequence[StreamCounters], states: Mapping[str, StreamState]) -> tuple[float | None, float | None]:
-    """(depth, capacity) of the stream with the smallest fraction of its queue; capacity unknown: largest depth seen."""
+def _scarcest(
+    live: Sequence[StreamCounters], states: Mapping[str, StreamState]
+) -> tuple[float | None, float | None, float | None]:
+    """(depth, capacity) of the stream with the smallest fraction of its queue; what can be taken of such a queue.
+
+    The last goes by the stream whose loop can take the smallest fraction: where batches come in order, the rank that
+    waits need not be the one with the fewest ready. Capacity unknown: the largest depth seen.
+    """
     best: tuple[float, float, float] | None = None
     unsized: float | None = None
+    takeable = 1.0
     for stream in live:
         if stream.depth is None:
             continue
@@ -292,9 +317,13 @@ def _scarcest(live: Sequence[StreamCounters], states: Mapping[str, StreamState])
         depth = float(stream.depth)
         if size <= 0:
             unsized = depth
-        elif best is None or depth / size < best[0]:
+            continue
+        takeable = min(takeable, float(_takeable(stream) or 0) / size)
+        if best is None or depth / size < best[0]:
             best = (depth / size, depth, float(size))
-    return (unsized, None) if best is None else best[1:]
+    if best is None:
+        return unsized, None, unsized
+    return best[1], best[2], takeable * best[2]
 
 
 def _by_timer(old: LoaderState, settings: SignalSettings, now_ns: int) -> tuple[LoaderState, LoaderSignals]:
@@ -314,6 +343,7 @@ def _by_timer(old: LoaderState, settings: SignalSettings, now_ns: int) -> tuple[
         blocked_seconds=0.0,
         queue_depth=None,
         queue_capacity=None,
+        queue_takeable=None,
         hinted_bytes=None,
         queued_batches=None,
         fed=True,

@@ -114,8 +114,10 @@ class Signals:
     """One job between two samples: what its slowest training stream and its storage did.
 
     `iterations` is cumulative; `iterations_since_start` counts from the start or the last resume. `queue_depth` is
-    that of the stream with the smallest fraction of its queue. `blocked_seconds` > 0 while the loop stands before an
-    empty queue. `compute_seconds` is the EWMA of the iteration without its wait. Ratios are 0..1; unknown is None.
+    that of the stream with the smallest fraction of its queue; `queue_takeable` how many batches of such a queue the
+    loop could take without waiting, fewer where one is missing before others that are ready. `blocked_seconds` > 0
+    while the loop stands before an empty queue. `compute_seconds` is the EWMA of the iteration without its wait. Ratios
+    are 0..1; unknown is None.
     """
 
     job: JobId
@@ -133,6 +135,7 @@ class Signals:
     starvation_events: int
     queue_depth: float | None
     queue_capacity: float | None
+    queue_takeable: float | None
     next_batch_bytes: float | None
     first_io_latency_seconds: float | None = None
     cache_hit_ratio: float | None = None

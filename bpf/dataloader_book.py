@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable
 
 from bpf.dataloader_loader import Loader, Taken
-from bpf.dataloader_queue import Queue
+from bpf.dataloader_queue import Left, Queue
 from bpf.dataloader_single import SingleProcess
 from bpf.dataloader_streams import MAX_STREAMS, Features, Stream, match
 from bpf.samples import IterationEvent
@@ -61,7 +61,7 @@ class Book:
             if loader.reader_is_pin:
                 self.count_pinned(loader, now_ns)
             else:
-                self.count_from(loader, now_ns, 0 if loader.reader_is_main else None, queue.depth)
+                self.count_from(loader, now_ns, 0 if loader.reader_is_main else None, queue.left)
 
     def finish(self, loader: Loader, now_ns: int) -> None:
         """The loader's workers are told to end."""
@@ -85,13 +85,13 @@ class Book:
         if loader.reader_is_pin:
             self.count_pinned(loader, time_ns)
         else:
-            loader.taken.append(Taken(time_ns, asked_ns, loader.queue.depth, time_ns))
+            loader.taken.append(Taken(time_ns, asked_ns, loader.queue.left, time_ns))
 
     def confirm(self, loader: Loader, sent_ns: int) -> None:
         """Count the batch that a task was sent for: at the end of `next()`, unless that was over before."""
         taken = loader.taken.pop(0)
         if taken.over_ns is None:
-            taken.time_ns, taken.depth = sent_ns, loader.queue.depth
+            taken.time_ns, taken.left = sent_ns, loader.queue.left
         self.count_taken(loader, taken)
 
     def settle(self, loader: Loader) -> None:
@@ -105,18 +105,18 @@ class Book:
         wait_ns = None
         if taken.asked_ns is not None and loader.reader_is_main:
             wait_ns = max(0, taken.time_ns - taken.asked_ns)
-        self.count_from(loader, taken.time_ns, wait_ns, taken.depth)
+        self.count_from(loader, taken.time_ns, wait_ns, taken.left)
 
     def count_pinned(self, loader: Loader, time_ns: int) -> None:
         """Count a batch that came from the pin-memory thread, with what was waited since the last one."""
         waited_ns, loader.waited_ns = loader.waited_ns if self.sees_waits else None, 0
-        self.count_from(loader, time_ns, waited_ns, loader.queue.depth)
+        self.count_from(loader, time_ns, waited_ns, loader.queue.left)
 
-    def count_from(self, loader: Loader, time_ns: int, wait_ns: int | None, depth: int | None) -> None:
-        """Count a batch of a loader for its stream, once that is known; `depth` is what was left in the queue."""
+    def count_from(self, loader: Loader, time_ns: int, wait_ns: int | None, left: Left | None) -> None:
+        """Count a batch of a loader for its stream, once that is known; `left` is what it left in the queue."""
         if self.sees_spans or loader.early:
             self.link_early(loader)
-        iteration = IterationEvent(time_ns, wait_ns, depth)
+        iteration = IterationEvent(time_ns, wait_ns, *(left or Left(None, None)))
         if loader.stream is None:
             loader.early.append(iteration)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bpf.dataloader_events import Sampling
-from bpf.dataloader_queue import Queue
+from bpf.dataloader_queue import Left, Queue
 from bpf.dataloader_streams import Stream
 from bpf.samples import IterationEvent
 
@@ -23,7 +23,7 @@ class Taken:
 
     time_ns: int
     asked_ns: int | None
-    depth: int | None
+    left: Left
     over_ns: int | None = None
 
 
@@ -99,7 +99,7 @@ class Loader:
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """One call of `next()`; `depths` are those of the loaders at its end, `stepped` whether the optimizer followed."""
+    """One call of `next()`; `left` is what the loaders hold at its end, `stepped` whether the optimizer followed."""
 
     start_ns: int
     single: bool
@@ -107,7 +107,7 @@ class Span:
     end_ns: int = 0
     loader: Loader | None = None
     stepped: bool = False
-    depths: dict[Loader, int | None] = field(default_factory=dict)
+    left: dict[Loader, Left] = field(default_factory=dict)
 
     @property
     def duration_ns(self) -> int:

@@ -9,6 +9,7 @@ what is taken shows only where a result is read just before.
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 _REORDERING = 64
 """Each worker's tasks are sent by a thread of their own, so neighbouring numbers may be seen in another order."""
@@ -17,6 +18,17 @@ _MIN_OBSERVATIONS = 4
 _MAX_UNSETTLED = 1024
 _MAX_OUTSTANDING = 8192
 """No loader sends so far ahead; what looks like one and never takes anything must not fill the memory."""
+
+
+class Left(NamedTuple):
+    """Batches left in a queue, as in `bpf.samples.StreamCounters`; None is unknown."""
+
+    depth: int | None
+    takeable: int | None
+
+    def after_one(self) -> Left:
+        """What is left when the loop has taken one of them; one that was not seen to be ready cannot be missing."""
+        return Left(*(None if count is None else max(0, count - 1) for count in self))
 
 
 class Queue:
@@ -54,6 +66,27 @@ class Queue:
     def depth(self) -> int | None:
         """Batches ready and not taken; None while unsettled."""
         return None if self.unsettled else len(self.ready)
+
+    @property
+    def takeable(self) -> int | None:
+        """Batches that the loop could take without waiting; None while unsettled.
+
+        In order, those are the ready ones from the next on: what comes before its turn is kept until then
+        (dataloader.py, `_next_data`).
+        """
+        if self.unsettled or self.unordered:
+            return self.depth
+        count = 0
+        for task in sorted(self.outstanding):
+            if task not in self.ready:
+                break
+            count += 1
+        return count
+
+    @property
+    def left(self) -> Left:
+        """Both counts now."""
+        return Left(self.depth, self.takeable)
 
     @property
     def capacity(self) -> int | None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bpf.dataloader_events import Sampling
+from bpf.dataloader_queue import Left
 from bpf.samples import MAX_RECENT, IterationEvent, StreamCounters
 
 MAX_STREAMS = 8
@@ -87,7 +88,7 @@ class Stream:
         cgroup_id: int,
         *,
         validation: bool,
-        depth: int | None,
+        left: Left,
         capacity: int | None,
         waiting_since_ns: int | None,
     ) -> StreamCounters:
@@ -100,7 +101,7 @@ class Stream:
             source="dataloader",
             validation=validation,
             iterations=self.iterations,
-            depth=depth,
+            depth=left.depth,
             capacity=capacity,
             wait_ns=self.wait_ns,
             waiting_since_ns=waiting_since_ns,
@@ -109,6 +110,7 @@ class Stream:
             recent=recent,
             grade=self.grade,
             epoch=self.epoch,
+            takeable=left.takeable,
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bpf.dataloader_book import Book
 from bpf.dataloader_events import IN_PIN_THREAD, Event, is_own_object, is_single_process, sampling
 from bpf.dataloader_loader import Loader, Span, Taken
+from bpf.dataloader_queue import Left
 from bpf.dataloader_streams import Stream, is_validation
 from bpf.samples import StreamCounters
 
@@ -95,7 +96,7 @@ class Trainer:
         if loader.queue.takes(event.task):
             loader.returned(event.start_ns)
             loader.queue.take(event.task)
-            loader.taken.append(Taken(event.time_ns, loader.asked_ns, loader.queue.depth))
+            loader.taken.append(Taken(event.time_ns, loader.asked_ns, loader.queue.left))
             loader.asked_ns, loader.has_read = None, False
 
     def asked(self, loader: Loader, event: Event) -> None:
@@ -170,7 +171,7 @@ class Trainer:
         if span is None:
             return
         span.end_ns = event.time_ns
-        span.depths = {loader: loader.queue.depth for loader in self.loaders}
+        span.left = {loader: loader.queue.left for loader in self.loaders}
         self._ended[event.thread] = span
 
     def stepped(self, event: Event) -> None:
@@ -217,7 +218,7 @@ class Trainer:
         return stream.counters(
             self.cgroup_id,
             validation=is_validation(stream, self.streams),
-            depth=None if queue is None else queue.depth,
+            left=Left(None, None) if queue is None else queue.left,
             capacity=stream.capacity if queue is None else queue.capacity,
             waiting_since_ns=self._waiting_since(stream, loader),
         )
@@ -232,7 +233,7 @@ class Trainer:
         here = span.loader or self._last_loader.get(self.process)
         if loader is None or here is not loader:
             return None
-        is_dry = loader.queue.depth == 0 if loader.reader_is_pin else loader.asked_ns is not None
+        is_dry = loader.queue.takeable == 0 if loader.reader_is_pin else loader.asked_ns is not None
         return span.start_ns if is_dry else None
 
     def _is_waited_for(self, event: Event, *, by_pin_thread: bool) -> bool:
@@ -271,8 +272,6 @@ class Trainer:
         self._last_loader[thread] = loader
         if not loader.queue.take_in_span():
             return False
-        depth = span.depths.get(loader)
-        if depth is not None:
-            depth = max(0, depth - 1)
-        self.book.count_from(loader, span.end_ns, span.wait_ns, depth)
+        left = span.left.get(loader)
+        self.book.count_from(loader, span.end_ns, span.wait_ns, None if left is None else left.after_one())
         return True

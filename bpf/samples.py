@@ -68,12 +68,13 @@ class BlockCounters:
 class IterationEvent(NamedTuple):
     """One batch taken by one stream: when (monotonic ns), how long the loop waited for it, batches left afterwards.
 
-    `wait_ns` and `depth` are None where the source cannot see them.
+    `depth` and `takeable` as in `StreamCounters`. What the source cannot see is None.
     """
 
     time_ns: int
     wait_ns: int | None
     depth: int | None
+    takeable: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,10 @@ class StreamCounters:
     """One loader of one process: cumulative iterations and waiting, and the queue as it stands.
 
     `recent` holds the iterations since the previous read, oldest first, at most `MAX_RECENT` (older ones are only
-    counted). `waiting_since_ns` is set while the loop is known to stand before an empty queue. `grade` says how the
-    wait was seen: `hint`, or S1, S2, U of the DataLoader probe.
+    counted). `depth` is how many batches are produced and not taken, `takeable` how many of them the loop could take
+    without waiting: a loader that delivers in order gives none while the next one is missing, whatever is ready behind
+    it. None is unknown (`takeable` also in recordings of version 1). `waiting_since_ns` is set while the loop is known
+    to stand before an empty queue. `grade` says how the wait was seen: `hint`, or S1, S2, U of the DataLoader probe.
     """
 
     cgroup_id: int
@@ -100,6 +103,7 @@ class StreamCounters:
     grade: str = "hint"
     samples: int | None = None
     epoch: int = 0
+    takeable: int | None = None
 
 
 MAX_RECENT = 64

@@ -28,7 +28,7 @@ Flat = dict[Path, Any]
 
 BLOCK = ("requests", "bytes", "latency_ns", "latency_us_squared", "in_flight", "throttle_ns", "queue_ns", "device_ns")
 STREAM = ("source", "validation", "iterations", "depth", "capacity", "wait_ns", "waiting_since_ns", "next_batch_bytes",
-          "last_iteration_ns", "grade", "samples", "epoch")  # fmt: skip
+          "last_iteration_ns", "grade", "samples", "epoch", "takeable")  # fmt: skip
 NFS = ("requests", "bytes", "backlog_ns", "round_trip_ns", "total_ns", "total_us_squared")
 OBJECT = ("requests", "bytes", "first_byte_ns", "last_byte_ns", "last_byte_us_squared", "open_connections")
 FUSE = ("requests", "bytes", "total_ns", "total_us_squared")
@@ -38,10 +38,13 @@ BUCKETS, PLACE = "buckets", "place"
 
 
 class Events(NamedTuple):
-    """Iterations of one stream since the pass before: (time_ns less the sample's, wait_ns, depth) each."""
+    """Iterations of one stream since the pass before: (time_ns less the sample's, wait_ns, depth, takeable) each.
+
+    In version 1 without the last.
+    """
 
     stream: str
-    iterations: tuple[tuple[int, int | None, int | None], ...]
+    iterations: tuple[tuple[int, *tuple[int | None, ...]], ...]
 
 
 def flatten(sample: JobSample) -> tuple[Flat, list[Events]]:
@@ -70,7 +73,7 @@ def flatten(sample: JobSample) -> tuple[Flat, list[Events]]:
         _put(flat, ("i", device), counts, IoCounts._fields)
     _put(flat, ("x",), sample, ("pressure_some_seconds", "nic_packets"))
     events = [
-        Events(one.stream, tuple((event.time_ns - sample.time_ns, event.wait_ns, event.depth) for event in one.recent))
+        Events(one.stream, tuple((event.time_ns - sample.time_ns, *event[1:]) for event in one.recent))
         for one in sample.streams
         if one.recent
     ]
@@ -147,8 +150,8 @@ def _stream(
     job: JobId,
     name: str,
     values: Mapping[str | int, Any],
-    recent: tuple[tuple[int, int | None, int | None], ...],
+    recent: tuple[tuple[int, *tuple[int | None, ...]], ...],
     time_ns: int,
 ) -> StreamCounters:
-    events = tuple(IterationEvent(time_ns + since, wait, depth) for since, wait, depth in recent)
+    events = tuple(IterationEvent(time_ns + since, *rest) for since, *rest in recent)
     return StreamCounters(cgroup_id=job, stream=name, recent=events, **_named(values, STREAM))

@@ -23,6 +23,7 @@ SCALES: Mapping[str, float] = {
     "blocked_seconds": 1e3,
     "queue_depth": 10,
     "queue_capacity": 10,
+    "queue_takeable": 10,
     "next_batch_bytes": 1e-3,
     "cache_hit_ratio": 1000,
     "remote_queueing_ratio": 1000,
@@ -47,7 +48,7 @@ SCALES: Mapping[str, float] = {
     "tick_seconds": 1e6,
 }
 SIGNALS = ("wait_seconds", "wait_seconds_total", "compute_seconds", "blocked_seconds", "queue_depth", "queue_capacity",
-           "next_batch_bytes", "cache_hit_ratio", "remote_queueing_ratio", "cpu_ratio")  # fmt: skip
+           "queue_takeable", "next_batch_bytes", "cache_hit_ratio", "remote_queueing_ratio", "cpu_ratio")  # fmt: skip
 DEVICE_SIGNALS = ("latency_seconds", "reference_seconds", "latency_cv", "throttle_ratio", "queueing_ratio",
                   "read_bytes_per_second", "write_bytes_per_second")  # fmt: skip
 CAPS = ("rbps", "wbps", "riops", "wiops")

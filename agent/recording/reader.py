@@ -89,10 +89,10 @@ def _segment(contents: bytes, name: str) -> Segment:
     head = msgspec.msgpack.decode(contents)
     if not isinstance(head, dict) or head.get("format") != "prefetchd":
         raise RecordingError(f"File {name!r} is no recording of prefetchd; `prefetchd record FILE` makes one.")
-    if head["version"] != VERSION:
+    if head["version"] not in range(1, VERSION + 1):
         raise RecordingError(
-            f"Recording {name!r} has version {head['version']}, this program reads {VERSION}; use the one that made it "
-            f"({head['software'] or 'unknown'})."
+            f"Recording {name!r} has version {head['version']}, this program reads up to {VERSION}; use the one that "
+            f"made it ({head['software'] or 'unknown'})."
         )
     return Segment(head["software"], head["started"], head["policy"], head["mode"], head["config"])
 

@@ -23,7 +23,8 @@ from agent.types import DeviceView, Job, JobId, JobReport, TickReport
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
+"""Versions 1 to this one are read."""
 MAX_BYTES = 2 * 10**9
 FLUSH_SECONDS = 1.0
 """Passes are gathered for this long, then written as one frame: what a crash can cost."""

@@ -288,4 +288,4 @@ class Trainer:
         counters = loader.take(self.cgroup, f"{self.life}/0")
         if self.spec.hints:
             return counters
-        return replace(counters, source="dataloader", grade="U", depth=self._ready)
+        return replace(counters, source="dataloader", grade="U", depth=self._ready, takeable=self._ready)

@@ -5,6 +5,7 @@ at once; a machine that has other work to do disturbs times and depths, so these
 """
 
 import importlib.util
+import statistics
 import time
 
 import pytest
@@ -19,6 +20,7 @@ from tests.native.training import (
     farm_of_trainers,
     find_hooks,
     lateness_ns,
+    long_waits,
     train,
     wait_error,
 )
@@ -102,6 +104,38 @@ def test_iterations_depth_and_stall(probe, hooks, start, name):
             assert depth <= 0.1
             assert abs(wait) <= 0.05
             assert late_ns <= LATE_NS
+            return
+
+
+def test_a_loop_that_lacks_the_next_batch_starves_whatever_is_ready_behind_it(probe, hooks, start):
+    """Workers of uneven speed finish out of order; PyTorch delivers in order."""
+    plan = {"workers": 4, "prefetch": 4, "batches": 120, "load": 60, "uneven": True, "compute": 8}
+    for is_last in (False, True):
+        trainer, watch = train(probe, start, **plan)
+        books, seen = trainer.books(), watch.only()
+        hidden = sum(event.takeable == 0 < event.depth for event in seen.events)
+        waited, starved = long_waits(seen)
+        print(f"{hidden} of {len(books)} times others were ready; {starved:.2f} of {waited:.2f} s judged to starve")
+        assert wait_error(seen, books)[1] > STARVED
+        assert hidden > 0.2 * len(books)
+        if is_last or starved >= 0.8 * waited:
+            assert starved >= 0.8 * waited
+            return
+
+
+def test_a_loop_that_is_fed_does_not_starve(probe, start):
+    """The workers are twice as fast as the loop, and as uneven; only the first batches of an epoch are waited for."""
+    plan = {"workers": 4, "prefetch": 4, "batches": 100, "load": 40, "uneven": True, "compute": 20}
+    for is_last in (False, True):
+        trainer, watch = train(probe, start, **plan)
+        seen = watch.only()
+        first = sum(got - asked for _, asked, got in trainer.books()[: plan["workers"]]) / 1e9
+        waited, starved = long_waits(seen)
+        print(f"{starved:.2f} of {waited:.2f} s judged to starve, {first:.2f} s for the first batches")
+        if is_last or starved <= first:
+            assert starved <= first
+            later = [event.takeable for event in seen.events[20:-16]]
+            assert statistics.median(later) >= 12
             return
 
 

@@ -10,8 +10,11 @@ import struct
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from agent.job_sample import SignalSettings
+from agent.stream_signals import LoaderState, derive_loaders
 
 TRAINER = Path(__file__).with_name("trainer_torch.py")
 READ_SECONDS = 0.1
@@ -145,6 +148,23 @@ def depth_error(events, ready, taken=0):
 def lateness_ns(events, books):
     """Median distance of the probe's moments from those at which the loop got its batches."""
     return statistics.median(abs(event.time_ns - got) for event, (_, _, got) in zip(events, books, strict=True))
+
+
+def long_waits(seen):
+    """(seconds, of them judged to starve) of the waits that are long enough to starve, as the agent judges each."""
+    settings, state = SignalSettings(), LoaderState()
+    waited = starved = 0.0
+    for number, event in enumerate(seen.events, 1):
+        one = replace(
+            seen.last, iterations=number, recent=(event,), last_iteration_ns=event.time_ns, waiting_since_ns=None,
+            depth=event.depth, takeable=event.takeable,
+        )  # fmt: skip
+        state, loop = derive_loaders([one], state, settings, event.time_ns, reading=True)
+        seconds = event.wait_ns * 1e-9
+        if seconds >= settings.starvation_seconds:
+            waited += seconds
+            starved += 0.0 if loop.fed else seconds
+    return waited, starved
 
 
 def wait_error(seen, books):

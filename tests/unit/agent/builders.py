@@ -46,9 +46,9 @@ def stream(name="a", iterations=0, **changes):
     return StreamCounters(**(values | changes))
 
 
-def event(time_ms, wait_ms=0.0, depth=None):
+def event(time_ms, wait_ms=0.0, depth=None, takeable=None):
     wait = None if wait_ms is None else int(wait_ms * MS)
-    return IterationEvent(int(time_ms * MS), wait, depth)
+    return IterationEvent(int(time_ms * MS), wait, depth, takeable)
 
 
 def block(requests, size=MIB, latency_ms=1.0, *, throttle_ms=None, queue_ms=None, in_flight=0):
@@ -112,6 +112,7 @@ def signals(job=1, devices=None, **changes):
         "starvation_events": 0,
         "queue_depth": 8.0,
         "queue_capacity": 8.0,
+        "queue_takeable": changes.get("queue_depth", 8.0),
         "next_batch_bytes": 1.0 * MIB,
         "devices": {SSD: device_signals()} if devices is None else devices,
     }

@@ -54,6 +54,24 @@ def test_a_starving_job_is_told_with_its_numbers(states):
     assert "decisions, newest first" in text
 
 
+@pytest.mark.parametrize(
+    ("takeable", "words"),
+    [
+        (0.0, "5/8 batches are ready, but the next one in order is missing"),
+        (2.0, "5/8 batches are ready, 2 of them in order"),
+        (5.0, "5/8 batches are ready\n"),
+    ],
+)
+def test_batches_behind_a_missing_one_are_told(states, takeable, words):
+    row = next(one for one in states[80]["jobs"] if one["job"] == "resnet50")
+    assert words in told(row | {"queue_depth": 5.0, "queue_capacity": 8.0, "queue_takeable": takeable}) + "\n"
+
+
+def test_an_agent_of_an_earlier_version_told_no_order(states):
+    row = {name: value for name, value in states[80]["jobs"][0].items() if name != "queue_takeable"}
+    assert "batches are ready\n" in told(row) + "\n"
+
+
 def test_a_healthy_job_is_told_shortly(states):
     row = next(one for one in states[-1]["jobs"] if one["job"] == "resnet50")
     text = told(row, states[-1])

@@ -160,3 +160,12 @@ def test_any_input_gives_a_score(values, blocked):
     )
     assert 0.0 <= health.score <= 100.0
     assert 0.0 <= health.confidence <= 1.0
+
+
+def test_batches_behind_a_missing_one_do_not_fill_the_queue():
+    """Nor do they make the next batch come in time; they count for what is still to be read, elsewhere."""
+    slow = device_signals(read_bytes_per_second=0.25 * MIB / 0.1)
+    health = rate(queue_depth=6.0, queue_takeable=0.0, devices={SSD: slow})
+    assert health.parts["queue"] == 0.0
+    assert health.parts["demand"] == pytest.approx(25.0)
+    assert health.score < rate(queue_depth=6.0, devices={SSD: slow}).score - 60.0

@@ -60,7 +60,8 @@ def test_stream_counts_and_hands_recent_iterations_over_once():
     assert (counters.cgroup_id, counters.stream, counters.source, counters.grade) == (7, "12/0", "hint", "hint")
     assert (counters.iterations, counters.wait_ns, counters.depth, counters.capacity) == (6, 40, 0, 4)
     assert (counters.last_iteration_ns, counters.next_batch_bytes) == (200, 1000)
-    assert counters.recent == (IterationEvent(100, 10, 1), IterationEvent(200, 30, 0))
+    assert counters.recent == (IterationEvent(100, 10, 1, 1), IterationEvent(200, 30, 0, 0))
+    assert counters.takeable == 0
     assert stream.take(7, "12/0").recent == ()
     assert stream.take(7, "12/0").iterations == 6
 
@@ -70,9 +71,11 @@ def test_waiting_is_no_iteration_and_ends_with_the_next_one():
     stream.apply(parse_hint(datagram(flags=hint.WAITING | hint.WAIT_KNOWN, wait_ns=40)), 1000)
     counters = stream.take(7, "12/0")
     assert (counters.iterations, counters.depth, counters.waiting_since_ns, counters.wait_ns) == (0, 0, 960, None)
+    assert counters.takeable == 0
     stream.apply(parse_hint(datagram(flags=hint.DEPTH_UNKNOWN)), 2000)
     counters = stream.take(7, "12/0")
     assert (counters.iterations, counters.depth, counters.waiting_since_ns) == (1, None, None)
+    assert counters.takeable is None
 
 
 def test_done_ends_waiting_without_an_iteration():

@@ -46,7 +46,8 @@ from tests.unit.agent.made_reports import story
 BIG = st.integers(0, 2**63 - 1)
 MAYBE = st.none() | BIG
 HISTOGRAM = st.just(()) | st.lists(st.integers(0, 1000), min_size=32, max_size=32).map(tuple)
-EVENT = st.builds(IterationEvent, BIG, MAYBE, st.none() | st.integers(0, 64))
+BATCHES = st.none() | st.integers(0, 64)
+EVENT = st.builds(IterationEvent, BIG, MAYBE, BATCHES, BATCHES)
 
 
 def job_streams(job, name):
@@ -54,7 +55,7 @@ def job_streams(job, name):
     return st.builds(
         StreamCounters, st.just(job), st.just(name), st.sampled_from(["hint", "dataloader"]), st.booleans(), BIG,
         small, small, MAYBE, MAYBE, MAYBE, BIG, st.lists(EVENT, max_size=4).map(tuple), st.sampled_from(["hint", "U"]),
-        MAYBE, st.integers(0, 99),
+        MAYBE, st.integers(0, 99), BATCHES,
     )  # fmt: skip
 
 

@@ -218,10 +218,34 @@ class TestIterations:
         (signals,) = feed([at(0, streams=streams)])
         assert (signals.queue_depth, signals.queue_capacity) == (1.0, 4.0)
 
+    def test_what_can_be_taken_is_by_the_rank_that_waits(self):
+        """It need not be the one with the fewest batches ready; what only has a depth can take all of it."""
+        streams = (stream("a", depth=2, takeable=1), stream("b", depth=5, takeable=0), stream("c", depth=4))
+        (signals,) = feed([at(0, streams=streams)])
+        assert (signals.queue_depth, signals.queue_takeable, signals.queue_capacity) == (2.0, 0.0, 8.0)
+        (signals,) = feed([at(0, streams=streams[2:])])
+        assert (signals.queue_depth, signals.queue_takeable) == (4.0, 4.0)
+        uneven = (stream("a", depth=4, takeable=1, capacity=16), stream("b", depth=4, takeable=2, capacity=4))
+        (signals,) = feed([at(0, streams=uneven)])
+        assert (signals.queue_depth, signals.queue_takeable, signals.queue_capacity) == (4.0, 1.0, 16.0)
+
+    def test_batches_read_are_counted_by_what_is_ready_in_any_order(self):
+        """One batch taken, and three more made behind a missing one, of 4 MiB in all."""
+        samples = [
+            at(0, streams=(stream(depth=0, takeable=0),), blocks={reads(): block(0)}),
+            at(100, streams=(stream(iterations=1, depth=3, takeable=0),), blocks={reads(): block(4)}),
+        ]
+        assert feed(samples)[-1].next_batch_bytes == pytest.approx(MIB)
+
     def test_a_queue_of_unknown_size_is_as_large_as_the_deepest_seen(self):
         samples = [at(100 * n, streams=(stream(depth=d, capacity=None),)) for n, d in enumerate((2, 6, 3))]
         signals = feed(samples)[-1]
-        assert (signals.queue_depth, signals.queue_capacity) == (3.0, 6.0)
+        assert (signals.queue_depth, signals.queue_takeable, signals.queue_capacity) == (3.0, 3.0, 6.0)
+
+    def test_the_deepest_seen_is_of_what_is_ready_not_of_what_can_be_taken(self):
+        last = stream(iterations=1, depth=2, takeable=0, capacity=None, recent=(event(90, 0, 6, 0),))
+        signals = feed([at(0, streams=(stream(depth=1, capacity=None),)), at(100, streams=(last,))])[-1]
+        assert (signals.queue_depth, signals.queue_takeable, signals.queue_capacity) == (2.0, 0.0, 6.0)
 
     def test_validation_never_starts_the_clock(self):
         samples = [at(100 * n, streams=(stream(validation=True, iterations=n, depth=0),)) for n in range(5)]
@@ -282,9 +306,10 @@ class TestIterations:
 
 class TestStarvation:
     def run(self, waits_depths, grade="S1"):
+        """Each (wait in ms, depth) or (wait in ms, depth, takeable)."""
         samples = [at(0, streams=(stream(grade=grade),))]
-        for n, (wait, depth) in enumerate(waits_depths, start=1):
-            one = stream(iterations=n, recent=(event(100 * n, wait, depth),), depth=depth, grade=grade)
+        for n, (wait, *left) in enumerate(waits_depths, start=1):
+            one = stream(iterations=n, recent=(event(100 * n, wait, *left),), depth=left[0], grade=grade)
             samples.append(at(100 * n, streams=(one,)))
         return [s.starvation_events for s in feed(samples)]
 
@@ -296,6 +321,11 @@ class TestStarvation:
 
     def test_a_queue_that_held_a_batch_was_not_empty(self):
         assert self.run([(0, 2), (15, 1), (15, 0), (15, 0)], grade="S2") == [0, 0, 0, 0, 1]
+
+    @pytest.mark.parametrize("grade", ["S2", "U"])
+    def test_batches_behind_a_missing_one_do_not_feed_a_loop_that_takes_them_in_order(self, grade):
+        assert self.run([(0, 6, 0), (15, 5, 0), (0, 4, 4), (15, 3, 3), (15, 6, 0)], grade) == [0, 0, 1, 1, 1, 1]
+        assert self.run([(0, 2, 2), (15, 6, 0), (15, 5, 2)], grade) == [0, 0, 0, 1]
 
     def test_a_wait_of_grade_one_is_true_starvation(self):
         assert self.run([(0, 2), (15, 1)]) == [0, 0, 1]

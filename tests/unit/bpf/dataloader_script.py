@@ -5,6 +5,7 @@ batch; the loop computes between batches. Times in ns, from 1 s on.
 """
 
 import itertools
+import math
 from dataclasses import dataclass, field
 
 from bpf.dataloader_events import IN_PIN_THREAD, IN_WORKER, NO_TASK, Event, Kind
@@ -29,6 +30,7 @@ class Batch:
     asked: int
     got: int
     depth: int
+    takeable: int = 0
 
 
 @dataclass
@@ -255,7 +257,14 @@ class Loader:
             return None
         finished = self.finished.pop(taken)
         assert finished < script.now
-        return Batch(asked, script.now, sum(time <= script.now for time in self.finished.values()))
+        depth = sum(time <= script.now for time in self.finished.values())
+        return Batch(asked, script.now, depth, self._in_order() if self.in_order else depth)
+
+    def _in_order(self):
+        """How many of the next tasks are finished."""
+        still = (task for task in sorted(self.owner) if self.finished.get(task, math.inf) > self.script.now)
+        missing = next(still, self.sent)
+        return sum(task < missing for task in self.finished)
 
     def _find(self):
         while True:

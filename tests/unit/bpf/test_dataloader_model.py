@@ -33,6 +33,15 @@ def depth_error(iterations, truth):
     return sum(abs(seen.depth - batch.depth) for seen, batch in zip(iterations, truth, strict=True)) / len(truth)
 
 
+def takeable_error(iterations, truth):
+    return sum(abs(seen.takeable - batch.takeable) for seen, batch in zip(iterations, truth, strict=True)) / len(truth)
+
+
+def hidden(truth):
+    """The share of batches after which others were ready, but not the next."""
+    return sum(batch.takeable == 0 < batch.depth for batch in truth) / len(truth)
+
+
 def wait_error(stream, truth):
     return stream.wait_ns / sum(batch.got - batch.asked for batch in truth) - 1
 
@@ -50,6 +59,8 @@ def test_iterations_depth_wait_and_capacity(hooks, workers, prefetch):
     assert (stream.cgroup_id, stream.source, stream.epoch) == (7, "dataloader", 1)
     assert stream.grade == ("U" if hooks else "S2")
     assert depth_error(iterations, truth) <= 0.05
+    assert takeable_error(iterations, truth) <= 0.1
+    assert workers == 1 or hidden(truth) > 0.05
     assert abs(wait_error(stream, truth)) <= 0.05
 
 
@@ -111,6 +122,19 @@ def test_pin_memory_thread_reads_ahead(grade):
         assert abs(wait_error(stream, truth)) <= 0.05
     else:
         assert stream.wait_ns is None
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+def test_a_loader_that_gives_batches_in_any_order_can_take_all_that_is_ready(hooks):
+    """From the first batch on that was not the next one."""
+    script = Script(hooks=hooks)
+    loader = Loader(script, workers=4, prefetch=2, load=uneven(6), in_order=False)
+    truth = train(script, loader.iterate(100)) + train(script, loader.iterate(100))
+    script.end()
+    _, iterations = Seen(script.events()).only()
+    assert sum(batch.takeable > 0 for batch in truth) > 20
+    assert all(seen.takeable == seen.depth for seen in iterations[100:])
+    assert takeable_error(iterations, truth) <= 0.1
 
 
 def test_waits_for_the_pin_memory_thread_are_asked_for_where_nothing_else_shows_them():
@@ -277,7 +301,9 @@ def test_late_attach_counts_at_once_and_learns_the_depth(hooks, load):
     assert stream.capacity == 6
     known = [seen for seen in iterations if seen.depth is not None]
     assert len(known) >= 149 - 3 * 6
+    assert all((seen.depth is None) == (seen.takeable is None) for seen in iterations)
     assert depth_error(iterations[-60:], truth[-60:]) <= 0.05
+    assert takeable_error(iterations[-60:], truth[-60:]) <= 0.05
 
 
 def test_lost_events_cost_the_depth_only_until_the_loop_is_found_again():
@@ -367,6 +393,17 @@ def test_capacity_shrinks_with_the_rest_of_the_epoch():
     train(script, loader.iterate(40, take=37), compute=50 * MS)
     stream, _ = Seen([event for event in script.events() if event.kind != Kind.CONTROL]).only()
     assert (stream.depth, stream.capacity) == (3, 3)
+
+
+def test_a_loop_with_a_pin_memory_thread_waits_for_the_next_batch_whatever_is_ready_behind_it():
+    script = Script(hooks=True, pinned=True)
+    loader = Loader(script, load=lambda task: 900 * MS if task == 2 else 10 * MS)
+    truth = train(script, loader.iterate(10))
+    script.end()
+    middle = truth[2].asked + 450 * MS
+    stream, _ = Seen([event for event in script.events() if event.time_ns < middle]).only()
+    assert (stream.depth, stream.takeable) == (2, 0)
+    assert stream.waiting_since_ns == truth[2].asked
 
 
 def test_between_epochs_the_depth_is_unknown():

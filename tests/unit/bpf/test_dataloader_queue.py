@@ -1,6 +1,6 @@
 """The counts of one epoch's queue, step by step."""
 
-from bpf.dataloader_queue import Queue
+from bpf.dataloader_queue import Left, Queue
 
 A, B = 1, 2
 
@@ -29,6 +29,52 @@ def test_depth_is_what_is_produced_and_not_taken():
     assert (queue.depth, queue.primed) == (3, 4)
     take(queue, 0)
     assert (queue.depth, queue.capacity, queue.taken) == (2, 4, 1)
+
+
+def test_takeable_are_those_ready_from_the_next_in_order_on():
+    queue = primed()
+    for task, takeable in ((2, 0), (1, 0), (0, 3), (3, 4)):
+        queue.produce(task)
+        assert queue.takeable == takeable
+    take(queue, 0)
+    assert queue.left == (3, 3)
+    assert queue.left.after_one() == (2, 2)
+
+
+def test_after_one_never_falls_below_nothing():
+    assert Left(2, 0).after_one() == (1, 0)
+    assert Left(None, None).after_one() == (None, None)
+
+
+def test_takeable_is_all_that_is_ready_where_order_does_not_matter():
+    queue = primed()
+    queue.unordered = True
+    queue.produce(2)
+    queue.produce(3)
+    assert queue.left == (2, 2)
+
+
+def test_takeable_passes_over_the_tasks_of_a_worker_that_has_ended():
+    queue = primed()
+    queue.produce(1)
+    queue.produce(3)
+    assert queue.takeable == 0
+    queue.stop(0)
+    assert queue.left == (2, 2)
+
+
+def test_takeable_in_the_last_batches_of_an_epoch():
+    queue = primed()
+    for task in (3, 2, 1):
+        queue.produce(task)
+    queue.receive(0, waited=True)
+    queue.take(0)
+    assert (queue.left, queue.capacity) == ((3, 3), 4)
+    queue.take(1)
+    assert (queue.left, queue.capacity) == ((2, 2), 2)
+    queue.take(2)
+    queue.take(3)
+    assert (queue.left, queue.is_over()) == ((0, 0), True)
 
 
 def test_result_out_of_order_is_kept_and_taken_silently():
@@ -112,14 +158,18 @@ def test_unsettled_until_a_direct_batch_shows_the_distance():
     for taken in range(118, 130):
         queue.receive(taken, waited=True)
         assert queue.unsettled
-        assert queue.depth is queue.capacity is None
+        assert queue.depth is queue.takeable is queue.capacity is None
         assert queue.send(taken + 4, (A, B)[taken % 2], 2)
         assert queue.take_silently()
         if not queue.unsettled:
             break
     assert (queue.primed, queue.capacity) == (4, 4)
     assert min(queue.outstanding) == taken + 1
-    assert queue.depth == 0
+    assert queue.left == (0, 0)
+    queue.produce(taken + 2)
+    assert queue.left == (1, 0)
+    queue.produce(taken + 1)
+    assert queue.left == (2, 2)
 
 
 def test_unsettled_sets_stay_bounded():

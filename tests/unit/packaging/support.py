@@ -97,7 +97,7 @@ def _job(id_: int, step: int) -> JobReport:
         job=id_, time=float(step), dt=0.1, iteration_source="dataloader", iterations=20 * step,
         iterations_since_start=20 * step, new_iterations=1, iteration_seconds=0.5, compute_seconds=0.3,
         wait_seconds=0.2, wait_seconds_total=2.0 * step, blocked_seconds=0.0, starvation_events=step, queue_depth=2.0,
-        queue_capacity=8.0, next_batch_bytes=64e6, cache_hit_ratio=0.4, remote_queueing_ratio=0.1,
+        queue_capacity=8.0, queue_takeable=2.0, next_batch_bytes=64e6, cache_hit_ratio=0.4, remote_queueing_ratio=0.1,
         devices={device: _traffic(device) for device in DEVICES},
     )  # fmt: skip
     return JobReport(

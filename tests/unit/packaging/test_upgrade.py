@@ -1,7 +1,8 @@
 """Upgrades: what an earlier version wrote is read by this one, and what a later one wrote is refused in a sentence.
 
 The files in `fixtures` were written by the programs of their time and are never made again: `journal.v1` (beside the
-tests of the journal), `journal.v2` (before the head named the cgroup root), `recording.v1`.
+tests of the journal), `journal.v2` (before the head named the cgroup root), `recording.v1` (before it was told what a
+loop can take of its queue), `recording.v2`.
 """
 
 import json
@@ -16,6 +17,7 @@ import pytest
 
 from agent.recording import read, recorder
 from agent.recording.frames import HEAD, frame, frames
+from bpf.samples import IterationEvent
 from cgroup import journal
 from cgroup.journal import Entry, Journal, read_journal
 from cgroup.lines import Line
@@ -26,7 +28,7 @@ JOURNALS = {
     1: SOURCE / "tests" / "unit" / "cgroup" / "fixtures" / "journal.v1",
     2: FIXTURES / "journal.v2",
 }
-RECORDINGS = {1: FIXTURES / "recording.v1"}
+RECORDINGS = {1: FIXTURES / "recording.v1", 2: FIXTURES / "recording.v2"}
 FREE = dict.fromkeys(("rbps", "wbps", "riops", "wiops"))
 
 
@@ -110,18 +112,33 @@ def test_recording_of_version_one():
     ((_, block),) = last.samples[11].blocks.items()
     assert (block.requests, block.bytes, block.latency_ns) == (141, 37199065, 1210174675)
     assert sum(block.histogram) == block.requests
-    assert last.samples[11].streams[0].recent[0].time_ns == 948000000
+    (stream,) = last.samples[11].streams
+    assert stream.recent[0].time_ns == 948000000
+    assert (stream.takeable, stream.recent[0].takeable) == (None, None)
     outputs = last.job_outputs[11]
     assert (outputs["score",], outputs["cause",]) == (49.2, "device_contention")
     assert outputs["d", "259:0", "read_bytes_per_second"] == 43863000.0
     assert last.node_outputs["d", "259:0", "pool_lent_ratio"] == 0.144
 
 
-def test_commands_take_an_old_recording(tmp_path):
-    replayed = run("replay", RECORDINGS[1])
+def test_recording_of_version_two():
+    last = list(read(RECORDINGS[2]))[-1]
+    (stream,) = last.samples[11].streams
+    assert (stream.depth, stream.takeable, stream.capacity) == (2, 0, 8)
+    assert stream.recent == (IterationEvent(1510000000, 0, 2, 0),)
+    outputs = last.job_outputs[11]
+    assert (outputs["queue_depth",], outputs["queue_takeable",], outputs["score",]) == (2.0, 0.0, 55.3)
+
+
+PASSES = {1: "10 passes over 900 ms, 3 training job(s)", 2: "16 passes over 1.5 s, 2 training job(s)"}
+
+
+@pytest.mark.parametrize("version", RECORDINGS)
+def test_commands_take_a_recording_of_any_version(version, tmp_path):
+    replayed = run("replay", RECORDINGS[version])
     assert replayed.returncode == 0, replayed.stderr
-    assert "10 passes over 900 ms, 3 training job(s)" in replayed.stdout
-    page = run("report", RECORDINGS[1], "--output", tmp_path / "page.html")
+    assert PASSES[version] in replayed.stdout
+    page = run("report", RECORDINGS[version], "--output", tmp_path / "page.html")
     assert page.returncode == 0, page.stderr
     assert "resnet50" in (tmp_path / "page.html").read_text()
 
