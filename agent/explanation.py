@@ -128,7 +128,8 @@ def _queue(row: Row) -> str:
     told = f"{queue(depth, row['queue_capacity'])} batches are ready"
     if depth is None or takeable is None or round(takeable) >= depth:
         return told
-    return f"{told}, {takeable:.0f} of them in order" if round(takeable) else f"{told}, but the next one in order is missing"
+    in_order = round(takeable)
+    return f"{told}, {in_order} of them in order" if in_order else f"{told}, but the next one in order is missing"
 
 
 def _cause(row: Row) -> Iterator[str]:
