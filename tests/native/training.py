@@ -151,15 +151,20 @@ def lateness_ns(events, books):
 
 
 def long_waits(seen):
-    """(seconds, of them judged to starve) of the waits that are long enough to starve, as the agent judges each."""
+    """(seconds, of them judged to starve) of the waits that are long enough to starve, as the agent judges each.
+
+    Batches that the probe counts at one moment are told a nanosecond apart: alone, the later ones would be old news.
+    """
     settings, state = SignalSettings(), LoaderState()
     waited = starved = 0.0
+    time_ns = 0
     for number, event in enumerate(seen.events, 1):
+        time_ns = max(event.time_ns, time_ns + 1)
         one = replace(
-            seen.last, iterations=number, recent=(event,), last_iteration_ns=event.time_ns, waiting_since_ns=None,
-            depth=event.depth, takeable=event.takeable,
+            seen.last, iterations=number, recent=(event._replace(time_ns=time_ns),), last_iteration_ns=time_ns,
+            waiting_since_ns=None, depth=event.depth, takeable=event.takeable,
         )  # fmt: skip
-        state, loop = derive_loaders([one], state, settings, event.time_ns, reading=True)
+        state, loop = derive_loaders([one], state, settings, time_ns, reading=True)
         seconds = event.wait_ns * 1e-9
         if seconds >= settings.starvation_seconds:
             waited += seconds
