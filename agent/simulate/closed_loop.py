@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from time import process_time
@@ -17,7 +17,8 @@ from agent.simulate.node import SimulatedNode
 from agent.types import Decision, Signals, Slot
 from cgroup.io_files import IO_MAX_KEYS
 from cgroup.lines import Line, Values, line_of
-from cgroup.plan import LineState, PlanState, Rules, plan
+from cgroup.plan import LineState, PlanState, Rules, Write, plan, with_raise
+from cgroup.slices import Slices
 
 UNCAPPED: Values = dict.fromkeys(IO_MAX_KEYS)
 
@@ -41,6 +42,8 @@ class Agent:
         self.loans = LoanLog()
         self._actual: dict[Line, dict[str, int | None]] = {}
         self._plan = PlanState()
+        self._now = 0.0
+        self._slices = Slices(lambda: self._now)
         self._enforcement = config.enforcement
         self._rules = Rules(
             small_change_ratio=config.enforcement.small_change_ratio,
@@ -81,20 +84,38 @@ class Agent:
             self._actual.setdefault(line, dict(UNCAPPED))
         if not self._actual:
             return
-        lines, raises = dict(self._plan.lines), dict(self._plan.raises)
+        self._now = now
+        self._carry_out(node, self._slices.ready(plan(wanted, self._actual, self._plan, now, self._rules)))
+        self._wait_for_moment(node, now + self.interval)
+
+    def _wait_for_moment(self, node: SimulatedNode, next_pass: float) -> None:
+        """Have what waits for its moment in blk-throttle's slices written then, if that is before the next pass."""
+        due = self._slices.due
+        if due is not None and due < next_pass:
+            node.events.at(due, self._write_due, (node, next_pass))
+
+    def _write_due(self, waiting: tuple[SimulatedNode, float]) -> None:
+        node, next_pass = waiting
+        self._now = node.events.now
+        self._carry_out(node, self._slices.take_due())
+        self._wait_for_moment(node, next_pass)
+
+    def _carry_out(self, node: SimulatedNode, writes: Sequence[Write]) -> None:
+        lines, raises = dict(self._plan.lines), self._plan.raises
         throttles = node.throttles()
-        for write in plan(wanted, self._actual, self._plan, now, self._rules):
+        for write in writes:
             if not write.after:
                 continue
             values = {**self._actual[write.line], **write.after}
             self._actual[write.line] = values
             throttles[write.line.cgroup_id, write.line.device].set_limits(_from_values(values))
+            self._slices.written(write.line)
             self.writes += 1
-            if write.raises:
-                raises[write.line.cgroup_id] = (*raises.get(write.line.cgroup_id, ())[-8:], now)
+            raises = with_raise(raises, write, self._now, self._rules)
             if write.verdict == "release":
                 lines.pop(write.line, None)
                 self._actual.pop(write.line)
+                self._slices.forget(write.line)
             else:
                 lines[write.line] = LineState(UNCAPPED, values)
         self._plan = PlanState(lines, raises)

@@ -74,7 +74,7 @@ def drive(enforcer, target, rbps, seconds):
 
 def cut(node, tmp_path, name, clock):
     """MiB that passed in the second after a cut from 24 to 4 MiB/s at a random moment, and in the second after that."""
-    journal = Journal(str(tmp_path / name))
+    journal = Journal.open(str(tmp_path / name))
     enforcer, reader = Enforcer(node.files, journal, "enforce", clock=clock), Reader(node, name)
     try:
         while reader.passed() < 64 * MIB:
