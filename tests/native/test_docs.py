@@ -62,8 +62,14 @@ NOT_RUN = {
         "tests/unit/packaging/test_container.py::test_build_script_speaks_to_every_engine",
     ),
     "podman": ("needs a registry", "tests/unit/packaging/test_container.py::test_build_script_speaks_to_every_engine"),
-    "helm install": ("needs a cluster", "tests/unit/packaging/test_helm.py::test_the_written_way_to_install_renders"),
-    "helm u": ("needs a cluster", "tests/unit/packaging/test_helm.py::test_lint_finds_nothing"),
+    "helm install": (
+        "needs a cluster",
+        "tests/unit/packaging/test_helm_life.py::test_the_written_way_from_install_to_removal",
+    ),
+    "helm u": (
+        "needs a cluster",
+        "tests/unit/packaging/test_helm_life.py::test_the_written_way_from_install_to_removal",
+    ),
     "kubectl": (
         "needs a cluster; the program is the same",
         "tests/unit/packaging/test_install.py::test_a_nodes_life_from_install_to_removal",
