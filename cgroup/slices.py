@@ -2,10 +2,11 @@
 
 A limit is kept by slices of 100 ms: what a slice may pass goes at once when it begins, and the rest of it is a gap. A
 change while requests wait starts a new slice and carries over, as a debt, what the old one had passed in advance
-(tg_update_carryover, Linux 6.1). Where the debt is larger than the new slice's budget the sum is negative, and kernels
-before 6.6 compare it without its sign: for about 100 ms that dimension has no limit, then it stands still until the
-debt is paid. Measured on Debian 6.1: cut from 24 to 4 MiB/s at a random moment, a reader passed 7 to 15 MiB in the next
-100 ms and then nothing for seconds, and any change in that time let it loose again.
+(tg_update_carryover, Linux 6.1). Where the debt is larger than the new slice's budget the sum is negative, and the
+kernel compares it without its sign (a fix was posted in August 2023; Debian's 6.1.192 is without it): for about 100 ms
+that dimension has no limit, then it stands still until the debt is paid. Measured there: cut from 24 to 4 MiB/s at a
+random moment, a reader passed 7 to 15 MiB in the next 100 ms and then nothing for seconds, and any change in that time
+let it loose again.
 
 The debt falls evenly from a whole slice's budget to none at the slice's end. So a cut to a part p of a limit is clean
 once 1 - p of the slice is over. Slices count from our last write as long as something waits; where nothing waits
