@@ -159,7 +159,9 @@ class Core:
             if device in devices and (capacity := devices[device].info.capacity) is not None
         }
         memory.health, health = score(signals, memory.health or HealthState(), self.settings.health, entitled or None)
-        others = {device: max(0.0, total - used.get(device, 0.0)) for device, total in totals.items()}
+        others = {
+            device: max(0.0, totals[device] - used.get(device, 0.0)) for device in signals.devices if device in totals
+        }
         context = NodeContext(quota_share=shares, used_share=used, others_share=others)
         memory.diagnosis, diagnosis = diagnose(
             signals, health, context, memory.diagnosis or DiagnosisState(), self.settings.diagnosis

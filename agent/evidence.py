@@ -63,7 +63,8 @@ class NodeContext:
     """What a diagnosis may know beyond the job itself, per device.
 
     `quota_share`: the caps in force for this job as shares of capacity; `used_share`: what the job itself achieves of
-    the device (its busiest dimension); `others_share`: what everybody else achieves. Devices may be missing.
+    the device (its busiest dimension); `others_share`: what everybody else achieves there. Only the job's own devices
+    are asked for, and they may be missing.
     """
 
     quota_share: Mapping[str, float] = field(default_factory=dict)

@@ -7,7 +7,7 @@ its time, and nobody is served before somebody with a lower score who waits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.types import Entitlement, JobId, Loan, Medium, PoolState
@@ -80,6 +80,22 @@ def fill(
     return shares
 
 
+def lent_by_job(loans: Iterable[Loan]) -> dict[JobId, float]:
+    """What each borrower holds in all, as shares."""
+    lent: dict[JobId, float] = {}
+    for loan in loans:
+        lent[loan.job] = lent.get(loan.job, 0.0) + loan.share
+    return lent
+
+
+def run_out(
+    pool: Pool, iterations: Mapping[JobId, int], now: float, settings: PoolSettings
+) -> tuple[Pool, PoolState]:
+    """(pool, its state) while nobody wants anything: no regular shares, no waiting, and loans that only run out."""
+    loans = tuple(running(pool.loans, iterations, now, settings)) if pool.loans else ()
+    return Pool(loans), PoolState(settings.elastic, sum(lent_by_job(loans).values()), 0.0, loans)
+
+
 def running(loans: Sequence[Loan], iterations: Mapping[JobId, int], now: float, settings: PoolSettings) -> list[Loan]:
     """The loans that have not run out at `now`; those of jobs without an entry in `iterations` are gone with them."""
     return [
@@ -111,9 +127,7 @@ def lend(
     iterations = {claim.job: claim.iteration for claim in claims}
     loans = running(pool.loans, iterations, now, settings)
     free = settings.elastic * max(0.0, min(1.0, available)) - sum(loan.share for loan in loans)
-    held: dict[JobId, float] = {}
-    for loan in loans:
-        held[loan.job] = held.get(loan.job, 0.0) + loan.share
+    held = lent_by_job(loans)
     short = {
         claim.job: shortfalls.get(claim.job, 0.0) - held.get(claim.job, 0.0)
         for claim in claims
@@ -149,9 +163,7 @@ def allocate(
     regular = fill(wants, settings.regular * room, {claim.job: claim.weight for claim in claims})
     shortfalls = {job: wants[job] - share for job, share in regular.items()}
     new = lend(claims, shortfalls, pool, now, device=device, medium=medium, settings=settings, available=available)
-    lent: dict[JobId, float] = {}
-    for loan in new.loans:
-        lent[loan.job] = lent.get(loan.job, 0.0) + loan.share
+    lent = lent_by_job(new.loans)
     entitlements = {job: Entitlement(share, lent.get(job, 0.0)) for job, share in regular.items()}
     state = PoolState(settings.elastic, sum(lent.values()), sum(regular.values()), new.loans)
     return new, entitlements, state

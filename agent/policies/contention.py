@@ -94,11 +94,9 @@ def decide(
     victims = find_victims(members, neighbours, moment.available, settings)
     until, hold = _gate(before, bool(victims), moment.now, settings)
     is_open = moment.now < until or not settings.switches.gate
-    claims = [
-        Claim(m.job, m.want if is_open else 0.0, m.score, m.iteration, m.weight, m.helpable and is_open)
-        for m in members
-    ]
-    pool, entitlements, lent = _entitle(before.pool, device.info, claims, moment, settings)
+    pool, entitlements, lent = _entitle(
+        before.pool, device.info, members, is_open=is_open, moment=moment, settings=settings
+    )
     caps: dict[JobId, Cap] = {}
     starved_at = _starved_at(before.starved_at, victims, moment.now, settings)
     best_effort = guard(
@@ -113,8 +111,7 @@ def decide(
     quotas = {job: _quota(cap, before.caps.get(job), "over its share or healthy") for job, cap in caps.items()}
     for job, cap in best_effort.caps.items():
         quotas[job] = _quota(cap, before.best_effort.caps.get(job), "what need leaves over")
-    shares = entitlements if is_open else {}
-    shares |= _left_over(shares, best_effort.caps, lent, settings)
+    shares = entitlements | _left_over(entitlements, best_effort.caps, lent, settings)
     state = DeviceState(until, hold, pool, caps, best_effort, starved_at)
     return Outcome(state, quotas, shares, lent, is_open, victims)
 
@@ -126,15 +123,13 @@ def find_victims(
 
     The fair need is the job's part in a max-min division of the whole device by need.
     """
+    sick = [m for m in members if m.helpable and m.score < settings.tight_score]
+    if not sick:
+        return frozenset()
     fair = fill({m.job: m.want for m in members}, settings.usable * available, {m.job: m.weight for m in members})
     total = sum(m.used for m in members) + sum(n.used for n in neighbours)
     return frozenset(
-        m.job
-        for m in members
-        if m.helpable
-        and m.score < settings.tight_score
-        and m.used < VICTIM_RATIO * fair[m.job]
-        and total - m.used > OTHERS_SHARE
+        m.job for m in sick if m.used < VICTIM_RATIO * fair[m.job] and total - m.used > OTHERS_SHARE
     )
 
 
@@ -163,22 +158,32 @@ def _may_cap(device: DeviceView, settings: PolicySettings) -> bool:
 
 
 def _entitle(
-    pool: Pool, info: DeviceInfo, claims: Sequence[Claim], moment: Moment, settings: PolicySettings
+    pool: Pool,
+    info: DeviceInfo,
+    members: Sequence[Member],
+    *,
+    is_open: bool,
+    moment: Moment,
+    settings: PolicySettings,
 ) -> tuple[Pool, dict[JobId, Entitlement], PoolState]:
-    """Regular shares and loans; where nobody wants anything running loans only run out."""
-    if settings.switches.allocation:
-        return elastic.allocate(
-            claims,
-            pool,
-            moment.now,
-            device=info.device,
-            medium=info.medium,
-            settings=settings.pool,
-            available=moment.available,
-        )
-    equal = settings.pool.regular / max(1, len(claims))
-    shares = {claim.job: Entitlement(equal) for claim in claims}
-    return Pool(), shares, PoolState(settings.pool.elastic, 0.0, equal * len(claims))
+    """Regular shares and loans; behind a closed gate nobody is entitled to anything, and loans only run out."""
+    if not settings.switches.allocation:
+        equal = settings.pool.regular / max(1, len(members))
+        shares = {m.job: Entitlement(equal) for m in members if is_open}
+        return Pool(), shares, PoolState(settings.pool.elastic, 0.0, equal * len(members))
+    if not is_open:
+        new, lent = elastic.run_out(pool, {m.job: m.iteration for m in members}, moment.now, settings.pool)
+        return new, {}, lent
+    claims = [Claim(m.job, m.want, m.score, m.iteration, m.weight, m.helpable) for m in members]
+    return elastic.allocate(
+        claims,
+        pool,
+        moment.now,
+        device=info.device,
+        medium=info.medium,
+        settings=settings.pool,
+        available=moment.available,
+    )
 
 
 def _spared(
@@ -283,6 +288,8 @@ def _left_over(
     training: Mapping[JobId, Entitlement], caps: Mapping[JobId, Cap], lent: PoolState, settings: PolicySettings
 ) -> dict[JobId, Entitlement]:
     """Best effort is entitled to what is left of the regular part, and to the pool as far as nobody borrows it."""
+    if not caps:
+        return {}
     regular = max(0.0, settings.pool.regular - sum(one.regular for one in training.values()))
     spare = max(0.0, settings.pool.elastic - lent.lent)
     shares: dict[JobId, Entitlement] = {}
