@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent.types import Entitlement, JobId, Loan, Medium, PoolState
 
@@ -42,8 +43,7 @@ class PoolSettings:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """One job's wish on one device: total share wanted, score 0..100, cumulative iterations; who may borrow."""
 
     job: JobId
@@ -88,9 +88,7 @@ def lent_by_job(loans: Iterable[Loan]) -> dict[JobId, float]:
     return lent
 
 
-def run_out(
-    pool: Pool, iterations: Mapping[JobId, int], now: float, settings: PoolSettings
-) -> tuple[Pool, PoolState]:
+def run_out(pool: Pool, iterations: Mapping[JobId, int], now: float, settings: PoolSettings) -> tuple[Pool, PoolState]:
     """(pool, its state) while nobody wants anything: no regular shares, no waiting, and loans that only run out."""
     loans = tuple(running(pool.loans, iterations, now, settings)) if pool.loans else ()
     return Pool(loans), PoolState(settings.elastic, sum(lent_by_job(loans).values()), 0.0, loans)

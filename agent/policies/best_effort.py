@@ -133,9 +133,10 @@ def guard(
 ) -> BestEffort:
     """The caps of all best-effort cgroups of one device after this step."""
     switches = settings.switches
+    if not (neighbours and switches.best_effort and switches.cap_others):
+        return _free(before)
     protects = (before.protects | victims) & {m.job for m in members}
-    off = not (switches.best_effort and switches.cap_others)
-    if off or not neighbours or (switches.gate and not protects) or (before.total is None and not is_open):
+    if (switches.gate and not protects) or (before.total is None and not is_open):
         return _free(before)
     found = _trial(moment.now, protects, members, neighbours)
     trial = before.trial or found

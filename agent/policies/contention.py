@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from agent import pool as elastic
 from agent.policies.base import Moment, PolicySettings
@@ -31,8 +32,7 @@ REOPEN_SECONDS = 5.0
 """A gate that opens again within this time after closing is held twice as long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One training job on this device; shares of the device.
 
     `want` is its need with trim and refill, `steady` the need without refill (None: unknown), `used` what it achieves.
@@ -128,9 +128,7 @@ def find_victims(
         return frozenset()
     fair = fill({m.job: m.want for m in members}, settings.usable * available, {m.job: m.weight for m in members})
     total = sum(m.used for m in members) + sum(n.used for n in neighbours)
-    return frozenset(
-        m.job for m in sick if m.used < VICTIM_RATIO * fair[m.job] and total - m.used > OTHERS_SHARE
-    )
+    return frozenset(m.job for m in sick if m.used < VICTIM_RATIO * fair[m.job] and total - m.used > OTHERS_SHARE)
 
 
 def _gate(before: DeviceState, victims: bool, now: float, settings: PolicySettings) -> tuple[float, float]:
