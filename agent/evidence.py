@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
+from typing import NamedTuple
 
 from agent.smoothing import clip
 from agent.types import Cause, DeviceSignals, Medium, Signals
@@ -72,8 +73,7 @@ class NodeContext:
     others_share: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosisState:
+class DiagnosisState(NamedTuple):
     """The cause that stands, one that is about to replace it and since when, and the histories the indicators need.
 
     `hits` holds (time, hit ratio), `packets` (NIC packets/s, queue fraction); `steady_seconds` is the IO latency as
