@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
@@ -59,8 +59,10 @@ class DiagnosisSettings:
     release_seconds: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeContext:
+_NOTHING: Mapping[str, float] = {}
+
+
+class NodeContext(NamedTuple):
     """What a diagnosis may know beyond the job itself, per device.
 
     `quota_share`: the caps in force for this job as shares of capacity; `used_share`: what the job itself achieves of
@@ -68,9 +70,9 @@ class NodeContext:
     are asked for, and they may be missing.
     """
 
-    quota_share: Mapping[str, float] = field(default_factory=dict)
-    used_share: Mapping[str, float] = field(default_factory=dict)
-    others_share: Mapping[str, float] = field(default_factory=dict)
+    quota_share: Mapping[str, float] = _NOTHING
+    used_share: Mapping[str, float] = _NOTHING
+    others_share: Mapping[str, float] = _NOTHING
 
 
 class DiagnosisState(NamedTuple):

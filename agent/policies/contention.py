@@ -69,8 +69,7 @@ class DeviceState:
     starved_at: Mapping[JobId, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What was decided for one device."""
 
     state: DeviceState
