@@ -40,7 +40,8 @@ def diagnose(
     starving = state.starved_at is not None and signals.time - state.starved_at <= settings.starving_seconds
     evidence: dict[str, float] = {}
     speaking = strengths(signals, node, state, settings, evidence) if starving else {}
-    state = _settle(state, _first(speaking, settings), signals.time, settings)
+    best = _first(speaking, settings) if speaking else Cause.NONE
+    state = _settle(state, best, signals.time, settings)
     strength = speaking.get(state.cause, 0.0)
     if state.cause is Cause.NONE:
         strength = 1.0 - max(speaking.values(), default=0.0)

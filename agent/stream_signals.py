@@ -89,6 +89,8 @@ class LoaderSignals(NamedTuple):
 def training_streams(streams: Sequence[StreamCounters]) -> list[StreamCounters]:
     """The loaders that start the clock; where a job gives hints, they count instead of what was inferred."""
     training = [stream for stream in streams if not stream.validation]
+    if len(training) < 2:
+        return training
     hints = [stream for stream in training if stream.source == "hint"]
     return hints or training
 
@@ -240,8 +242,9 @@ def derive_loaders(
         if not _idle(stream, step.state, settings, now_ns):
             live.append(stream)
     live = live or training
-    started = fresh or any(steps[stream.stream].resumed for stream in live)
-    new = min(steps[stream.stream].state.pending for stream in live)
+    counted = [steps[stream.stream] for stream in live]
+    started = fresh or any(step.resumed for step in counted)
+    new = min(step.state.pending for step in counted)
     state = _account(old, steps, new, now_ns, training[0].source)
     if started:
         seen = min(stream.iterations for stream in training) if fresh else 0

@@ -104,7 +104,7 @@ class Adaptive:
                 continue
             members[name] = self._members(users.get(name, ()), device, weight)
             neighbours = _neighbours(name, device.info.capacity, view)
-            before = state.devices.get(name, DeviceState())
+            before = state.devices.get(name, _UNSEEN)
             moment = Moment(view.now, dt, max(0.0, 1.0 - device.unmanaged_share))
             outcomes[name] = decide(before, device, members[name], neighbours, moment=moment, settings=self.settings)
         self._trim(slots, outcomes, members, dt)
@@ -248,6 +248,7 @@ class Adaptive:
 
 
 _NEW = SlotState()
+_UNSEEN = DeviceState()
 
 
 def _with_output(t: PidTerms, change: float) -> PidTerms:

@@ -92,7 +92,7 @@ class Paper:
         lent: dict[str, dict[JobId, float]] = {}
         states: dict[str, PoolState] = {}
         for name, device in view.devices.items():
-            before, table = state.pools.get(name, Pool()), tables[name]
+            before, table = state.pools.get(name, _NO_LOANS), tables[name]
             self._move(device, table, acting, changes, lent_by_job(before.loans))
             pools[name] = pool = self._lend(device, table, jobs, before, ticked, now=view.now)
             lent[name] = lent_by_job(pool.loans)
@@ -211,7 +211,7 @@ class Paper:
     ) -> Pool:
         """Loans after this step. A request lapses with the loan's time limit once its job stopped acting."""
         if not pool.loans and not any(slot.ask for slot in table.values()):
-            return Pool()
+            return _NO_LOANS
         claims, shortfalls = [], {}
         for job, slot in table.items():
             if job not in jobs:
@@ -248,6 +248,7 @@ class Paper:
 
 
 _NOBODY: Mapping[JobId, SlotState] = {}
+_NO_LOANS = Pool()
 
 
 def _why(terms: PidTerms) -> str:
