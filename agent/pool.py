@@ -54,12 +54,14 @@ class Claim(NamedTuple):
     may_borrow: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+_NOBODY: Mapping[JobId, float] = {}
+
+
+class Pool(NamedTuple):
     """The loans that run, oldest first, and since when each job below the tight level has been waiting (seconds)."""
 
     loans: tuple[Loan, ...] = ()
-    waiting: Mapping[JobId, float] = field(default_factory=dict)
+    waiting: Mapping[JobId, float] = _NOBODY
 
 
 def fill(

@@ -8,7 +8,6 @@ neighbour's cap is what need leaves over, times a trim that is cut at once and r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
@@ -57,16 +56,19 @@ class Member(NamedTuple):
         return self.actionable and self.confident
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceState:
+_NO_CAPS: Mapping[JobId, Cap] = {}
+_NO_TIMES: Mapping[JobId, float] = {}
+
+
+class DeviceState(NamedTuple):
     """What is remembered of one device. Times in monotonic seconds; `starved_at` is when each job was last a victim."""
 
     open_until: float = -inf
     hold: float = 0.0
-    pool: Pool = field(default_factory=Pool)
-    caps: Mapping[JobId, Cap] = field(default_factory=dict)
-    best_effort: BestEffort = field(default_factory=BestEffort)
-    starved_at: Mapping[JobId, float] = field(default_factory=dict)
+    pool: Pool = Pool()
+    caps: Mapping[JobId, Cap] = _NO_CAPS
+    best_effort: BestEffort = BestEffort()
+    starved_at: Mapping[JobId, float] = _NO_TIMES
 
 
 class Outcome(NamedTuple):
