@@ -70,10 +70,10 @@ def fill(
     """Weighted max-min shares, summing to at most `capacity`: what one does not want goes to the others."""
     rest = max(0.0, capacity)
     weigh = weights or {}
-    order = sorted(wants, key=lambda job: (max(0.0, wants[job]) / weigh.get(job, 1.0), job))
-    left = sum(weigh.get(job, 1.0) for job in order)
+    order = sorted([(max(0.0, want) / weigh.get(job, 1.0), job) for job, want in wants.items()])
+    left = sum([weigh.get(job, 1.0) for _, job in order])
     shares: dict[JobId, float] = {}
-    for job in order:
+    for _, job in order:
         weight = weigh.get(job, 1.0)
         share = min(max(0.0, wants[job]), rest * weight / left) if left > 0.0 else 0.0
         shares[job] = share
@@ -124,16 +124,19 @@ def lend(
     only while it is still tight and what sicker ones leave. `shortfalls` is what each wants beyond its regular share
     and its running loans; `available` < 1 shrinks the pool by what unmanaged traffic takes of the device.
     """
-    iterations = {claim.job: claim.iteration for claim in claims}
-    loans = running(pool.loans, iterations, now, settings)
-    free = settings.elastic * max(0.0, min(1.0, available)) - sum(loan.share for loan in loans)
+    loans: list[Loan] = []
+    if pool.loans:
+        loans = running(pool.loans, {claim.job: claim.iteration for claim in claims}, now, settings)
     held = lent_by_job(loans)
-    short = {
-        claim.job: shortfalls.get(claim.job, 0.0) - held.get(claim.job, 0.0)
-        for claim in claims
-        if claim.may_borrow and claim.score < TIGHT_SCORE
-    }
-    asking = {claim.job: claim for claim in claims if short.get(claim.job, 0.0) > settings.smallest}
+    asking: dict[JobId, Claim] = {}
+    short: dict[JobId, float] = {}
+    for claim in claims:
+        missing = shortfalls.get(claim.job, 0.0) - held.get(claim.job, 0.0)
+        if claim.may_borrow and claim.score < TIGHT_SCORE and missing > settings.smallest:
+            asking[claim.job], short[claim.job] = claim, missing
+    if not asking:
+        return Pool(tuple(loans))
+    free = settings.elastic * max(0.0, min(1.0, available)) - sum(loan.share for loan in loans)
     waiting = {job: pool.waiting.get(job, now) for job in asking}
     for job in sorted(asking, key=lambda job: (asking[job].score, waiting[job], job)):
         share = min(short[job], free)
