@@ -6,7 +6,6 @@ It keeps explicit state per job and for the policy, and reads no clock and no fi
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,7 +55,7 @@ class _Memory:
     health: HealthState | None = None
     diagnosis: DiagnosisState | None = None
     seen_starvation: int = 0
-    starvation: Counter[str] = field(default_factory=Counter)
+    starvation: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +158,20 @@ class Core:
             if device in devices and (capacity := devices[device].info.capacity) is not None
         }
         memory.health, health = score(signals, memory.health or HealthState(), self.settings.health, entitled or None)
-        others = {device: max(0.0, total - used.get(device, 0.0)) for device, total in totals.items()}
+        others = {
+            device: max(0.0, totals[device] - used.get(device, 0.0)) for device in signals.devices if device in totals
+        }
         context = NodeContext(quota_share=shares, used_share=used, others_share=others)
         memory.diagnosis, diagnosis = diagnose(
             signals, health, context, memory.diagnosis or DiagnosisState(), self.settings.diagnosis
         )
         fresh = signals.starvation_events - memory.seen_starvation
         if fresh > 0:
-            memory.starvation[diagnosis.cause] += fresh
+            known = memory.starvation.get(diagnosis.cause, 0)
+            memory.starvation = {**memory.starvation, diagnosis.cause: known + fresh}
         memory.seen_starvation = signals.starvation_events
         need = needs(signals, self.settings.forecast)
-        return JobReport(job, signals, health, diagnosis, need, dict(memory.starvation))
+        return JobReport(job, signals, health, diagnosis, need, memory.starvation)
 
     def _decide(self, now: float, reports: Mapping[JobId, JobReport], devices: Mapping[str, DeviceView]) -> None:
         usable = {device: view for device, view in devices.items() if view.info.capacity is not None}

@@ -125,9 +125,12 @@ def _add_block(delta: Delta, read: bool, new: BlockCounters, old: BlockCounters)
     latency, squares = _grown(new.latency_ns, old.latency_ns), _grown(new.latency_us_squared, old.latency_us_squared)
     _add(delta, new.requests - old.requests, _grown(new.bytes, old.bytes), latency, squares, read=read)
     delta.in_flight += new.in_flight
-    delta.total_throttle = _added(delta.total_throttle, new.throttle_ns, old.throttle_ns)
+    if new.throttle_ns is not None:
+        throttled = _grown(new.throttle_ns, old.throttle_ns or 0) * NS
+        delta.total_throttle = (delta.total_throttle or 0.0) + throttled
+        if read:
+            delta.throttle = (delta.throttle or 0.0) + throttled
     if read:
-        delta.throttle = _added(delta.throttle, new.throttle_ns, old.throttle_ns)
         delta.queue = _added(delta.queue, new.queue_ns, old.queue_ns)
 
 
@@ -189,16 +192,24 @@ def advance(old: DeviceState, delta: Delta | None, step: Pace, settings: SignalS
     mean is that of the last N requests (paper, section 3) or of the last moments where requests come in thousands.
     """
     change, dt = delta or _NOTHING, step.dt
-    now = (change.rbytes / dt, change.wbytes / dt, change.reads / dt, change.writes / dt)
-    if old.rates is None:
-        rates = now
-    else:
-        g, (a, b, c, d) = step.rate_gain, old.rates
-        rates = (a + g * (now[0] - a), b + g * (now[1] - b), c + g * (now[2] - c), d + g * (now[3] - d))
+    rates = _smoothed(old.rates, change, step)
     moved = old.bytes * step.access_decay + change.rbytes + change.wbytes
     requests = change.reads + change.writes
     if requests <= 0.0:
-        return old._replace(rates=rates, bytes=moved, silent_seconds=old.silent_seconds + dt)
+        return DeviceState(
+            old.medium,
+            rates,
+            old.reads,
+            old.latency,
+            old.spread,
+            old.requests,
+            old.total,
+            old.throttle,
+            old.queue,
+            old.silent_seconds + dt,
+            moved,
+            old.reference,
+        )
     keep = exp(-min(requests / settings.latency_requests, dt / settings.smoothing_seconds))
     net = max(0.0, change.latency - (change.throttle or 0.0))
     reads, latency = old.reads * keep + change.reads, old.latency * keep + net
@@ -222,6 +233,17 @@ def advance(old: DeviceState, delta: Delta | None, step: Pace, settings: SignalS
         moved,
         reference,
     )
+
+
+def _smoothed(
+    old: tuple[float, float, float, float] | None, change: Delta, step: Pace
+) -> tuple[float, float, float, float]:
+    """The rates (per second) after this step: bytes read and written, requests read and written."""
+    a, b, c, d = change.rbytes / step.dt, change.wbytes / step.dt, change.reads / step.dt, change.writes / step.dt
+    if old is None:
+        return a, b, c, d
+    g, (w, x, y, z) = step.rate_gain, old
+    return w + g * (a - w), x + g * (b - x), y + g * (c - y), z + g * (d - z)
 
 
 def _widened(old: Spread, change: Delta, dt: float, settings: SignalSettings) -> Spread:

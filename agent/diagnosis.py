@@ -6,7 +6,6 @@ What speaks for each cause is found in agent.evidence; here is which of them sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from agent.evidence import DiagnosisSettings, DiagnosisState, NodeContext, queue_fraction, strengths
 from agent.smoothing import gain
@@ -41,7 +40,8 @@ def diagnose(
     starving = state.starved_at is not None and signals.time - state.starved_at <= settings.starving_seconds
     evidence: dict[str, float] = {}
     speaking = strengths(signals, node, state, settings, evidence) if starving else {}
-    state = _settle(state, _first(speaking, settings), signals.time, settings)
+    best = _first(speaking, settings) if speaking else Cause.NONE
+    state = _settle(state, best, signals.time, settings)
     strength = speaking.get(state.cause, 0.0)
     if state.cause is Cause.NONE:
         strength = 1.0 - max(speaking.values(), default=0.0)
@@ -60,14 +60,14 @@ def _first(speaking: Mapping[Cause, float], settings: DiagnosisSettings) -> Caus
 def _settle(state: DiagnosisState, best: Cause, now: float, settings: DiagnosisSettings) -> DiagnosisState:
     """Hysteresis: `best` must stay ahead of what stands for a while; the first cause of an episode stands at once."""
     if best is state.cause:
-        return state if state.rival is None else replace(state, rival=None)
+        return state if state.rival is None else state._replace(rival=None)
     if state.cause is Cause.NONE:
-        return replace(state, cause=best, rival=None)
+        return state._replace(cause=best, rival=None)
     if best is not state.rival:
-        return replace(state, rival=best, rival_since=now)
+        return state._replace(rival=best, rival_since=now)
     patience = settings.release_seconds if best is Cause.NONE else settings.confirm_seconds
     if now - state.rival_since >= patience:
-        return replace(state, cause=best, rival=None)
+        return state._replace(cause=best, rival=None)
     return state
 
 

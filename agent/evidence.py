@@ -13,8 +13,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
+from typing import NamedTuple
 
 from agent.smoothing import clip
 from agent.types import Cause, DeviceSignals, Medium, Signals
@@ -58,21 +59,23 @@ class DiagnosisSettings:
     release_seconds: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeContext:
+_NOTHING: Mapping[str, float] = {}
+
+
+class NodeContext(NamedTuple):
     """What a diagnosis may know beyond the job itself, per device.
 
     `quota_share`: the caps in force for this job as shares of capacity; `used_share`: what the job itself achieves of
-    the device (its busiest dimension); `others_share`: what everybody else achieves. Devices may be missing.
+    the device (its busiest dimension); `others_share`: what everybody else achieves there. Only the job's own devices
+    are asked for, and they may be missing.
     """
 
-    quota_share: Mapping[str, float] = field(default_factory=dict)
-    used_share: Mapping[str, float] = field(default_factory=dict)
-    others_share: Mapping[str, float] = field(default_factory=dict)
+    quota_share: Mapping[str, float] = _NOTHING
+    used_share: Mapping[str, float] = _NOTHING
+    others_share: Mapping[str, float] = _NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosisState:
+class DiagnosisState(NamedTuple):
     """The cause that stands, one that is about to replace it and since when, and the histories the indicators need.
 
     `hits` holds (time, hit ratio), `packets` (NIC packets/s, queue fraction); `steady_seconds` is the IO latency as

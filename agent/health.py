@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.smoothing import clip, gain, smooth
 from agent.types import DeviceSignals, Health, Level, Signals
@@ -51,8 +52,7 @@ class HealthSettings:
             raise ValueError(f"health weights sum to {total:g}; make queue, latency, variation and demand sum to 1")
 
 
-@dataclass(frozen=True, slots=True)
-class HealthState:
+class HealthState(NamedTuple):
     """The smoothed metrics: fraction of the queue, and the ratio of supply to the next batch."""
 
     queue_fraction: float | None = None

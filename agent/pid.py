@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.smoothing import clip, gain
 from agent.types import Medium, PidTerms
@@ -50,8 +51,7 @@ GAINS_BY_MEDIUM: Mapping[Medium, PidGains] = {
 """SSD: low integral, high derivative gain, to follow bursts; HDD the reverse tendency (paper, section 4)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PidState:
+class PidState(NamedTuple):
     """`integral` in relative quota (already times ki), `error` the last one seen, `slope` its filtered points/s."""
 
     integral: float = 0.0

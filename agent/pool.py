@@ -7,8 +7,9 @@ its time, and nobody is served before somebody with a lower score who waits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent.types import Entitlement, JobId, Loan, Medium, PoolState
 
@@ -42,8 +43,7 @@ class PoolSettings:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """One job's wish on one device: total share wanted, score 0..100, cumulative iterations; who may borrow."""
 
     job: JobId
@@ -54,12 +54,14 @@ class Claim:
     may_borrow: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+_NOBODY: Mapping[JobId, float] = {}
+
+
+class Pool(NamedTuple):
     """The loans that run, oldest first, and since when each job below the tight level has been waiting (seconds)."""
 
     loans: tuple[Loan, ...] = ()
-    waiting: Mapping[JobId, float] = field(default_factory=dict)
+    waiting: Mapping[JobId, float] = _NOBODY
 
 
 def fill(
@@ -68,16 +70,30 @@ def fill(
     """Weighted max-min shares, summing to at most `capacity`: what one does not want goes to the others."""
     rest = max(0.0, capacity)
     weigh = weights or {}
-    order = sorted(wants, key=lambda job: (max(0.0, wants[job]) / weigh.get(job, 1.0), job))
-    left = sum(weigh.get(job, 1.0) for job in order)
+    order = sorted([(max(0.0, want) / weigh.get(job, 1.0), job) for job, want in wants.items()])
+    left = sum([weigh.get(job, 1.0) for _, job in order])
     shares: dict[JobId, float] = {}
-    for job in order:
+    for _, job in order:
         weight = weigh.get(job, 1.0)
         share = min(max(0.0, wants[job]), rest * weight / left) if left > 0.0 else 0.0
         shares[job] = share
         rest = max(0.0, rest - share)
         left -= weight
     return shares
+
+
+def lent_by_job(loans: Iterable[Loan]) -> dict[JobId, float]:
+    """What each borrower holds in all, as shares."""
+    lent: dict[JobId, float] = {}
+    for loan in loans:
+        lent[loan.job] = lent.get(loan.job, 0.0) + loan.share
+    return lent
+
+
+def run_out(pool: Pool, iterations: Mapping[JobId, int], now: float, settings: PoolSettings) -> tuple[Pool, PoolState]:
+    """(pool, its state) while nobody wants anything: no regular shares, no waiting, and loans that only run out."""
+    loans = tuple(running(pool.loans, iterations, now, settings)) if pool.loans else ()
+    return Pool(loans), PoolState(settings.elastic, sum(lent_by_job(loans).values()), 0.0, loans)
 
 
 def running(loans: Sequence[Loan], iterations: Mapping[JobId, int], now: float, settings: PoolSettings) -> list[Loan]:
@@ -108,18 +124,19 @@ def lend(
     only while it is still tight and what sicker ones leave. `shortfalls` is what each wants beyond its regular share
     and its running loans; `available` < 1 shrinks the pool by what unmanaged traffic takes of the device.
     """
-    iterations = {claim.job: claim.iteration for claim in claims}
-    loans = running(pool.loans, iterations, now, settings)
+    loans: list[Loan] = []
+    if pool.loans:
+        loans = running(pool.loans, {claim.job: claim.iteration for claim in claims}, now, settings)
+    held = lent_by_job(loans)
+    asking: dict[JobId, Claim] = {}
+    short: dict[JobId, float] = {}
+    for claim in claims:
+        missing = shortfalls.get(claim.job, 0.0) - held.get(claim.job, 0.0)
+        if claim.may_borrow and claim.score < TIGHT_SCORE and missing > settings.smallest:
+            asking[claim.job], short[claim.job] = claim, missing
+    if not asking:
+        return Pool(tuple(loans))
     free = settings.elastic * max(0.0, min(1.0, available)) - sum(loan.share for loan in loans)
-    held: dict[JobId, float] = {}
-    for loan in loans:
-        held[loan.job] = held.get(loan.job, 0.0) + loan.share
-    short = {
-        claim.job: shortfalls.get(claim.job, 0.0) - held.get(claim.job, 0.0)
-        for claim in claims
-        if claim.may_borrow and claim.score < TIGHT_SCORE
-    }
-    asking = {claim.job: claim for claim in claims if short.get(claim.job, 0.0) > settings.smallest}
     waiting = {job: pool.waiting.get(job, now) for job in asking}
     for job in sorted(asking, key=lambda job: (asking[job].score, waiting[job], job)):
         share = min(short[job], free)
@@ -149,9 +166,7 @@ def allocate(
     regular = fill(wants, settings.regular * room, {claim.job: claim.weight for claim in claims})
     shortfalls = {job: wants[job] - share for job, share in regular.items()}
     new = lend(claims, shortfalls, pool, now, device=device, medium=medium, settings=settings, available=available)
-    lent: dict[JobId, float] = {}
-    for loan in new.loans:
-        lent[loan.job] = lent.get(loan.job, 0.0) + loan.share
+    lent = lent_by_job(new.loans)
     entitlements = {job: Entitlement(share, lent.get(job, 0.0)) for job, share in regular.items()}
     state = PoolState(settings.elastic, sum(lent.values()), sum(regular.values()), new.loans)
     return new, entitlements, state

@@ -7,7 +7,7 @@ The formulas stand where they are computed: `agent.stream_signals` (iterations, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent import device_signals, forecast, stream_signals
 from agent.device_signals import Delta, DeviceState
@@ -29,13 +29,15 @@ FIRST_READS = 64.0
 """The first-IO latency is the mean of at most about this many reads after a start or resume."""
 
 
-@dataclass(frozen=True, slots=True)
-class SignalState:
+_NO_DEVICES: Mapping[str, DeviceState] = {}
+
+
+class SignalState(NamedTuple):
     """What one job's signals remember between samples; smoothed ratios are 0..1, times seconds."""
 
-    loader: LoaderState = field(default_factory=LoaderState)
-    devices: Mapping[str, DeviceState] = field(default_factory=dict)
-    batch: BatchForecast = field(default_factory=BatchForecast)
+    loader: LoaderState = LoaderState()
+    devices: Mapping[str, DeviceState] = _NO_DEVICES
+    batch: BatchForecast = BatchForecast()
     idle_seconds: float = 0.0
     hit_ratio: float | None = None
     cpu_ratio: float | None = None

@@ -23,4 +23,8 @@ def smooth(old: float | None, new: float | None, weight: float) -> float | None:
 
 def clip(value: float, low: float, high: float) -> float:
     """`value` held between `low` and `high`."""
-    return low if value < low else min(value, high)
+    if value < low:
+        return low
+    if value > high:
+        return high
+    return value

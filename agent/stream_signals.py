@@ -8,7 +8,6 @@ stream: it advances when every live training stream has. Validation loaders neve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agent.job_sample import SignalSettings
@@ -54,11 +53,13 @@ class Step(NamedTuple):
     resumed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderState:
+_NO_STREAMS: Mapping[str, StreamState] = {}
+
+
+class LoaderState(NamedTuple):
     """All training streams of a job, and its cumulative counts."""
 
-    streams: Mapping[str, StreamState] = field(default_factory=dict)
+    streams: Mapping[str, StreamState] = _NO_STREAMS
     iterations: int = 0
     start_mark: int = 0
     wait_total: float | None = None
@@ -67,8 +68,7 @@ class LoaderState:
     source: str = "timer"
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderSignals:
+class LoaderSignals(NamedTuple):
     """One job's loaders between two samples; fields as in `agent.types.Signals`. `fed` is False while starving."""
 
     source: str
@@ -89,6 +89,8 @@ class LoaderSignals:
 def training_streams(streams: Sequence[StreamCounters]) -> list[StreamCounters]:
     """The loaders that start the clock; where a job gives hints, they count instead of what was inferred."""
     training = [stream for stream in streams if not stream.validation]
+    if len(training) < 2:
+        return training
     hints = [stream for stream in training if stream.source == "hint"]
     return hints or training
 
@@ -240,12 +242,13 @@ def derive_loaders(
         if not _idle(stream, step.state, settings, now_ns):
             live.append(stream)
     live = live or training
-    started = fresh or any(steps[stream.stream].resumed for stream in live)
-    new = min(steps[stream.stream].state.pending for stream in live)
+    counted = [steps[stream.stream] for stream in live]
+    started = fresh or any(step.resumed for step in counted)
+    new = min(step.state.pending for step in counted)
     state = _account(old, steps, new, now_ns, training[0].source)
     if started:
         seen = min(stream.iterations for stream in training) if fresh else 0
-        state = replace(state, start_mark=state.iterations - seen)
+        state = state._replace(start_mark=state.iterations - seen)
     return state, _summary(live, state.streams, now_ns, new, reading=reading, started=started)
 
 
@@ -278,23 +281,32 @@ def _summary(
     started: bool,
 ) -> LoaderSignals:
     """The job as its slowest stream: the one that waits most, then the one with the longest interval."""
-    slowest = max((states[stream.stream] for stream in live), key=lambda s: (s.wait or 0.0, s.interval or 0.0))
+    own = [states[stream.stream] for stream in live]
+    slowest = own[0] if len(own) == 1 else max(own, key=lambda s: (s.wait or 0.0, s.interval or 0.0))
     depth, capacity, takeable = _scarcest(live, states)
-    hints = [stream.next_batch_bytes for stream in live if stream.next_batch_bytes is not None]
-    depths = [stream.depth for stream in live if stream.depth is not None]  # produced, in order or not: bytes are read
+    blocked, starving = 0.0, False
+    hints: list[int] = []
+    depths: list[int] = []  # produced, in order or not: bytes are read
+    for stream, state in zip(live, own, strict=True):
+        blocked = max(blocked, _blocked(stream, state, now_ns, reading))
+        starving = starving or state.starving
+        if stream.next_batch_bytes is not None:
+            hints.append(stream.next_batch_bytes)
+        if stream.depth is not None:
+            depths.append(stream.depth)
     return LoaderSignals(
         live[0].source,
         new,
         slowest.interval,
         slowest.compute,
         slowest.wait,
-        max(_blocked(stream, states[stream.stream], now_ns, reading) for stream in live),
+        blocked,
         depth,
         capacity,
         takeable,
         float(sum(hints)) if hints else None,
         sum(depths) / len(depths) if len(depths) == len(live) else None,
-        not any(states[stream.stream].starving for stream in live),
+        not starving,
         started,
     )
 

@@ -26,3 +26,10 @@ def merge(outputs: Mapping[str, float], weights: Mapping[str, float]) -> float:
     if total <= 0.0:
         return 0.0
     return sum(output * weights.get(name, 0.0) for name, output in outputs.items()) / total
+
+
+def merged(devices: Mapping[str, DeviceSignals], outputs: Mapping[str, float]) -> float:
+    """The outputs of a job's controllers by device as one relative change: of a single device, its own."""
+    if len(outputs) == 1:
+        return next(iter(outputs.values()))
+    return merge(outputs, access_weights(devices, outputs))

@@ -8,7 +8,7 @@ device; here is what spans devices: controllers, their merge, and who may be hel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from agent.policies.base import (
 from agent.policies.best_effort import Neighbour
 from agent.policies.contention import DeviceState, Member, Outcome, decide
 from agent.smoothing import clip, gain
-from agent.tiers import access_weights, merge
+from agent.tiers import merged
 from agent.types import (
     Capacity,
     Decision,
@@ -41,14 +41,13 @@ from agent.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SlotState:
+class SlotState(NamedTuple):
     """One job on one device: its controller, what it adds to the need (0..limit), the share it was found to want.
 
     `steady` is its smoothed need without refill; `found` is used only where the need is not fed forward.
     """
 
-    pid: PidState = field(default_factory=PidState)
+    pid: PidState = PidState()
     terms: PidTerms | None = None
     trim: float = 0.0
     found: float | None = None
@@ -96,15 +95,16 @@ class Adaptive:
             self._control(job, view, state.slots, slots, dt)
             if not self._actionable(job):
                 notes.append(f"{job.job.name}: {job.diagnosis.cause}, more local bandwidth cannot help")
+        users = self._users(view, slots)
         outcomes: dict[str, Outcome] = {}
         members: dict[str, list[Member]] = {}
         weight = gain(dt, self.settings.consumption_seconds)
         for name, device in view.devices.items():
             if device.info.capacity is None:
                 continue
-            members[name] = self._members(name, device, device.info.capacity, view, slots, weight=weight)
+            members[name] = self._members(users.get(name, ()), device, weight)
             neighbours = _neighbours(name, device.info.capacity, view)
-            before = state.devices.get(name, DeviceState())
+            before = state.devices.get(name, _UNSEEN)
             moment = Moment(view.now, dt, max(0.0, 1.0 - device.unmanaged_share))
             outcomes[name] = decide(before, device, members[name], neighbours, moment=moment, settings=self.settings)
         self._trim(slots, outcomes, members, dt)
@@ -133,45 +133,38 @@ class Adaptive:
         dt: float,
     ) -> None:
         """One step of the job's controllers; frozen while local bandwidth cannot help. The merged output counts."""
-        outputs: dict[str, float] = {}
-        moved: dict[str, SlotState] = {}
+        actionable = self._actionable(job)
         error = self.settings.target_score - job.health.score
+        steps: list[tuple[str, SlotState, PidState, PidTerms]] = []
         for name, signals in job.signals.devices.items():
             device = view.devices.get(name)
             if device is None or signals.access_share <= 0.0:
                 continue
             slot = old.get((job.job.id, name), _NEW)
-            if self._actionable(job):
+            if actionable:
                 pid, terms = pid_step(self.settings.gains[device.info.medium], slot.pid, error, dt)
-                slot = SlotState(pid, terms, slot.trim, slot.found, slot.steady)
-                outputs[name] = terms.output
-            moved[name] = slot
-        if outputs:
-            change = merge(outputs, access_weights(job.signals.devices, outputs))
-            for name, slot in moved.items():
-                slots[job.job.id, name] = _with_output(slot, change)
-        else:
-            slots |= {(job.job.id, name): slot for name, slot in moved.items()}
+                steps.append((name, slot, pid, terms))
+            else:
+                slots[job.job.id, name] = slot
+        change = merged(job.signals.devices, {name: terms.output for name, _, _, terms in steps})
+        for name, slot, pid, terms in steps:
+            slots[job.job.id, name] = SlotState(pid, _with_output(terms, change), slot.trim, slot.found, slot.steady)
 
-    def _members(
-        self,
-        name: str,
-        device: DeviceView,
-        capacity: Capacity,
-        view: NodeView,
-        slots: Mapping[Slot, SlotState],
-        *,
-        weight: float,
-    ) -> list[Member]:
-        """The training jobs that use this device, with what they want of it; `weight` smooths what they consume."""
-        here = []
-        for job in view.jobs:
-            slot = slots.get((job.job.id, name))
-            if slot is None:
+    def _users(self, view: NodeView, slots: Mapping[Slot, SlotState]) -> dict[str, list[_Use]]:
+        """The training jobs that use each device of known capacity, in the order of the jobs."""
+        jobs = {job.job.id: job for job in view.jobs}
+        users: dict[str, list[_Use]] = {}
+        for (job, name), slot in slots.items():
+            capacity, signals = view.devices[name].info.capacity, jobs[job].signals.devices[name]
+            if capacity is None:
                 continue
-            use = _Use(job, name, capacity, slot, used_share(job.signals.devices[name], capacity))
-            if max(use.used, job.signals.devices[name].access_share) >= self.settings.floor:
-                here.append(use)
+            used = used_share(signals, capacity)
+            if used >= self.settings.floor or signals.access_share >= self.settings.floor:
+                users.setdefault(name, []).append(_Use(jobs[job], name, capacity, slot, used))
+        return users
+
+    def _members(self, here: Sequence[_Use], device: DeviceView, weight: float) -> list[Member]:
+        """What each job wants of one device that they use; `weight` smooths what they consume."""
         room = self.settings.usable * max(0.0, 1.0 - device.unmanaged_share)
         weights = sum(use.job.job.weight for use in here)
         return [self._member(use, room * use.job.job.weight / weights, weight) for use in here]
@@ -255,15 +248,12 @@ class Adaptive:
 
 
 _NEW = SlotState()
+_UNSEEN = DeviceState()
 
 
-def _with_output(slot: SlotState, change: float) -> SlotState:
-    """The slot with the merged output in place of its own controller's."""
-    if slot.terms is None or slot.terms.output == change:
-        return slot
-    t = slot.terms
-    terms = PidTerms(t.error, t.proportional, t.integral, t.derivative, change)
-    return SlotState(slot.pid, terms, slot.trim, slot.found, slot.steady)
+def _with_output(t: PidTerms, change: float) -> PidTerms:
+    """The terms with the merged output in place of their own."""
+    return t if t.output == change else PidTerms(t.error, t.proportional, t.integral, t.derivative, change)
 
 
 def _steady_part(signals: Signals, name: str, need: Need) -> float:

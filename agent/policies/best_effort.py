@@ -10,7 +10,7 @@ much is left that it is none, or when it did not help who starves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -99,8 +99,11 @@ class Trial(NamedTuple):
     others: float
 
 
-@dataclass(frozen=True, slots=True)
-class BestEffort:
+_NO_CAPS: Mapping[JobId, Cap] = {}
+_NO_TIMES: Mapping[JobId, float] = {}
+
+
+class BestEffort(NamedTuple):
     """What is remembered: the share all of them get together (None: free), trim and its safe level, caps.
 
     `protects` are the jobs that starved since the caps appeared, `steady` what training consumed then; `pressed_at` is
@@ -111,12 +114,12 @@ class BestEffort:
     total: float | None = None
     trim: float = 1.0
     safe: float = 1.0
-    caps: Mapping[JobId, Cap] = field(default_factory=dict)
+    caps: Mapping[JobId, Cap] = _NO_CAPS
     protects: frozenset[JobId] = frozenset()
     steady: float = 0.0
     pressed_at: float = -inf
     reach: float = 1.0
-    idle_since: Mapping[JobId, float] = field(default_factory=dict)
+    idle_since: Mapping[JobId, float] = _NO_TIMES
     trial: Trial | None = None
     futile_until: float = -inf
 
@@ -133,9 +136,10 @@ def guard(
 ) -> BestEffort:
     """The caps of all best-effort cgroups of one device after this step."""
     switches = settings.switches
+    if not (neighbours and switches.best_effort and switches.cap_others):
+        return _free(before)
     protects = (before.protects | victims) & {m.job for m in members}
-    off = not (switches.best_effort and switches.cap_others)
-    if off or not neighbours or (switches.gate and not protects) or (before.total is None and not is_open):
+    if (switches.gate and not protects) or (before.total is None and not is_open):
         return _free(before)
     found = _trial(moment.now, protects, members, neighbours)
     trial = before.trial or found

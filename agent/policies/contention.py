@@ -8,8 +8,8 @@ neighbour's cap is what need leaves over, times a trim that is cut at once and r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from agent import pool as elastic
 from agent.policies.base import Moment, PolicySettings
@@ -31,8 +31,7 @@ REOPEN_SECONDS = 5.0
 """A gate that opens again within this time after closing is held twice as long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One training job on this device; shares of the device.
 
     `want` is its need with trim and refill, `steady` the need without refill (None: unknown), `used` what it achieves.
@@ -57,20 +56,22 @@ class Member:
         return self.actionable and self.confident
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceState:
+_NO_CAPS: Mapping[JobId, Cap] = {}
+_NO_TIMES: Mapping[JobId, float] = {}
+
+
+class DeviceState(NamedTuple):
     """What is remembered of one device. Times in monotonic seconds; `starved_at` is when each job was last a victim."""
 
     open_until: float = -inf
     hold: float = 0.0
-    pool: Pool = field(default_factory=Pool)
-    caps: Mapping[JobId, Cap] = field(default_factory=dict)
-    best_effort: BestEffort = field(default_factory=BestEffort)
-    starved_at: Mapping[JobId, float] = field(default_factory=dict)
+    pool: Pool = Pool()
+    caps: Mapping[JobId, Cap] = _NO_CAPS
+    best_effort: BestEffort = BestEffort()
+    starved_at: Mapping[JobId, float] = _NO_TIMES
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What was decided for one device."""
 
     state: DeviceState
@@ -94,11 +95,9 @@ def decide(
     victims = find_victims(members, neighbours, moment.available, settings)
     until, hold = _gate(before, bool(victims), moment.now, settings)
     is_open = moment.now < until or not settings.switches.gate
-    claims = [
-        Claim(m.job, m.want if is_open else 0.0, m.score, m.iteration, m.weight, m.helpable and is_open)
-        for m in members
-    ]
-    pool, entitlements, lent = _entitle(before.pool, device.info, claims, moment, settings)
+    pool, entitlements, lent = _entitle(
+        before.pool, device.info, members, is_open=is_open, moment=moment, settings=settings
+    )
     caps: dict[JobId, Cap] = {}
     starved_at = _starved_at(before.starved_at, victims, moment.now, settings)
     best_effort = guard(
@@ -113,8 +112,7 @@ def decide(
     quotas = {job: _quota(cap, before.caps.get(job), "over its share or healthy") for job, cap in caps.items()}
     for job, cap in best_effort.caps.items():
         quotas[job] = _quota(cap, before.best_effort.caps.get(job), "what need leaves over")
-    shares = entitlements if is_open else {}
-    shares |= _left_over(shares, best_effort.caps, lent, settings)
+    shares = entitlements | _left_over(entitlements, best_effort.caps, lent, settings)
     state = DeviceState(until, hold, pool, caps, best_effort, starved_at)
     return Outcome(state, quotas, shares, lent, is_open, victims)
 
@@ -126,16 +124,12 @@ def find_victims(
 
     The fair need is the job's part in a max-min division of the whole device by need.
     """
+    sick = [m for m in members if m.helpable and m.score < settings.tight_score]
+    if not sick:
+        return frozenset()
     fair = fill({m.job: m.want for m in members}, settings.usable * available, {m.job: m.weight for m in members})
     total = sum(m.used for m in members) + sum(n.used for n in neighbours)
-    return frozenset(
-        m.job
-        for m in members
-        if m.helpable
-        and m.score < settings.tight_score
-        and m.used < VICTIM_RATIO * fair[m.job]
-        and total - m.used > OTHERS_SHARE
-    )
+    return frozenset(m.job for m in sick if m.used < VICTIM_RATIO * fair[m.job] and total - m.used > OTHERS_SHARE)
 
 
 def _gate(before: DeviceState, victims: bool, now: float, settings: PolicySettings) -> tuple[float, float]:
@@ -163,22 +157,32 @@ def _may_cap(device: DeviceView, settings: PolicySettings) -> bool:
 
 
 def _entitle(
-    pool: Pool, info: DeviceInfo, claims: Sequence[Claim], moment: Moment, settings: PolicySettings
+    pool: Pool,
+    info: DeviceInfo,
+    members: Sequence[Member],
+    *,
+    is_open: bool,
+    moment: Moment,
+    settings: PolicySettings,
 ) -> tuple[Pool, dict[JobId, Entitlement], PoolState]:
-    """Regular shares and loans; where nobody wants anything running loans only run out."""
-    if settings.switches.allocation:
-        return elastic.allocate(
-            claims,
-            pool,
-            moment.now,
-            device=info.device,
-            medium=info.medium,
-            settings=settings.pool,
-            available=moment.available,
-        )
-    equal = settings.pool.regular / max(1, len(claims))
-    shares = {claim.job: Entitlement(equal) for claim in claims}
-    return Pool(), shares, PoolState(settings.pool.elastic, 0.0, equal * len(claims))
+    """Regular shares and loans; behind a closed gate nobody is entitled to anything, and loans only run out."""
+    if not settings.switches.allocation:
+        equal = settings.pool.regular / max(1, len(members))
+        shares = {m.job: Entitlement(equal) for m in members if is_open}
+        return Pool(), shares, PoolState(settings.pool.elastic, 0.0, equal * len(members))
+    if not is_open:
+        new, lent = elastic.run_out(pool, {m.job: m.iteration for m in members}, moment.now, settings.pool)
+        return new, {}, lent
+    claims = [Claim(m.job, m.want, m.score, m.iteration, m.weight, m.helpable) for m in members]
+    return elastic.allocate(
+        claims,
+        pool,
+        moment.now,
+        device=info.device,
+        medium=info.medium,
+        settings=settings.pool,
+        available=moment.available,
+    )
 
 
 def _spared(
@@ -283,6 +287,8 @@ def _left_over(
     training: Mapping[JobId, Entitlement], caps: Mapping[JobId, Cap], lent: PoolState, settings: PolicySettings
 ) -> dict[JobId, Entitlement]:
     """Best effort is entitled to what is left of the regular part, and to the pool as far as nobody borrows it."""
+    if not caps:
+        return {}
     regular = max(0.0, settings.pool.regular - sum(one.regular for one in training.values()))
     spare = max(0.0, settings.pool.elastic - lent.lent)
     shares: dict[JobId, Entitlement] = {}

@@ -8,15 +8,15 @@ stands blocked acts once a second instead. Best-effort cgroups are never scored 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent import pool as elastic
 from agent.pid import PidState, pid_step
 from agent.policies.base import PolicySettings, elapsed, low_iterations, rearrangements, used_share
-from agent.pool import Claim, Pool
+from agent.pool import Claim, Pool, lent_by_job
 from agent.smoothing import clip
-from agent.tiers import access_weights, merge
+from agent.tiers import merged
 from agent.types import (
     Decision,
     DeviceView,
@@ -28,15 +28,15 @@ from agent.types import (
     PidTerms,
     PoolState,
     Quota,
-    Slot,
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SlotState:
     """One cgroup on one device, in shares: its regular quota, the cap as written, what it asks the pool for.
 
     `extra` is what is left of a first cap above the entitlement (the job used more than that when it was first seen).
+    Mutable only in the step that makes it.
     """
 
     regular: float
@@ -46,14 +46,19 @@ class SlotState:
     pid: PidState = field(default_factory=PidState)
     terms: PidTerms | None = None
     cut: bool = False
+    why: str = "regular part"
+
+
+Table = dict[JobId, SlotState]
+"""The cgroups of one device."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaperState:
-    """Everything the law remembers; `ticked` is when each job last acted."""
+    """Everything the law remembers, by device; `ticked` is when each job last acted."""
 
     now: float | None = None
-    slots: Mapping[Slot, SlotState] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[JobId, SlotState]] = field(default_factory=dict)
     pools: Mapping[str, Pool] = field(default_factory=dict)
     ticked: Mapping[JobId, float] = field(default_factory=dict)
     low: Mapping[JobId, int] = field(default_factory=dict)
@@ -75,27 +80,35 @@ class Paper:
         """Admit and drop cgroups, let every job act that finished an iteration, lend, and move the caps."""
         elapsed(view.now, state.now)
         acting = [job for job in view.jobs if self._acts(job, state, view.now)]
-        slots = self._members(state.slots, view)
-        changes = {job.job.id: self._change(job, slots, view, state.ticked.get(job.job.id)) for job in acting}
+        tables = self._members(state.tables, view)
+        changes = {job.job.id: self._change(job, tables, view, state.ticked.get(job.job.id)) for job in acting}
         ticked = {job.job.id: state.ticked[job.job.id] for job in view.jobs if job.job.id in state.ticked}
         ticked |= dict.fromkeys(changes, view.now)
         low = low_iterations(state.low, view.jobs, self.settings)
+        # cuts first, they make room; then rises, the lowest score first
+        acting.sort(key=lambda job: (changes[job.job.id] > 0.0, job.health.score, job.job.id))
+        jobs = {job.job.id: job for job in view.jobs}
         pools: dict[str, Pool] = {}
+        lent: dict[str, dict[JobId, float]] = {}
         states: dict[str, PoolState] = {}
         for name, device in view.devices.items():
-            before = state.pools.get(name, Pool())
-            self._move(device, slots, acting, changes, _lent(before))
-            pools[name] = self._lend(device, slots, view, before, ticked)
-            states[name] = self._caps(name, slots, pools[name], changes, view)
+            before, table = state.pools.get(name, _NO_LOANS), tables[name]
+            self._move(device, table, acting, changes, lent_by_job(before.loans))
+            pools[name] = pool = self._lend(device, table, jobs, before, ticked, now=view.now)
+            lent[name] = lent_by_job(pool.loans)
+            self._caps(table, jobs, lent[name], changes)
+            regular = sum(slot.regular for slot in table.values())
+            states[name] = PoolState(self.settings.pool.elastic, sum(lent[name].values()), regular, pool.loans)
+        slots = {(job, name): slot for name, table in tables.items() for job, slot in table.items()}
         decision = Decision(
-            {slot: Quota(one.quota, _why(one), one.cut) for slot, one in slots.items()},
-            _entitlements(slots, pools),
+            {slot: Quota(one.quota, one.why, one.cut) for slot, one in slots.items()},
+            {(job, name): Entitlement(one.regular, lent[name].get(job, 0.0)) for (job, name), one in slots.items()},
             states,
             dict.fromkeys(view.devices, True),
             {slot: one.terms for slot, one in slots.items() if one.terms is not None},
             rearrangements(low, view.jobs, view.devices, self.settings),
         )
-        return PaperState(view.now, slots, pools, ticked, low), decision
+        return PaperState(view.now, tables, pools, ticked, low), decision
 
     def _acts(self, job: JobView, state: PaperState, now: float) -> bool:
         """At the end of an iteration; a job whose loop stands blocked acts by a timer."""
@@ -104,29 +117,24 @@ class Paper:
         patience = self.settings.timer_seconds
         return job.signals.blocked_seconds >= patience and now - state.ticked[job.job.id] >= patience
 
-    def _members(self, old: Mapping[Slot, SlotState], view: NodeView) -> dict[Slot, SlotState]:
+    def _members(self, old: Mapping[str, Mapping[JobId, SlotState]], view: NodeView) -> dict[str, Table]:
         """Who has a quota where: the gone are dropped, newcomers get an equal part as far as there is room.
 
         Room for them is what is free and at most one step (20 %) of what the others hold; the law does the rest.
         """
-        devices = [(job.job, job.signals.devices) for job in view.jobs]
-        devices += [(neighbour.job, neighbour.devices) for neighbour in view.neighbours]
-        slots: dict[Slot, SlotState] = {}
-        for name, device in view.devices.items():
-            capacity = device.info.capacity
-            if capacity is None:
-                continue
-            members = [
-                (job, used_share(signals[name], capacity))
-                for job, signals in devices
-                if name in signals and ((job.id, name) in old or signals[name].access_share > 0.0)
-            ]
-            kept = {job.id: old[job.id, name] for job, _ in members if (job.id, name) in old}
-            slots |= {(job, name): slot for job, slot in self._admit(members, kept).items()}
-        return slots
+        cgroups = [(job.job, job.signals.devices) for job in view.jobs]
+        cgroups += [(neighbour.job, neighbour.devices) for neighbour in view.neighbours]
+        members: dict[str, list[tuple[Job, float]]] = {name: [] for name in view.devices}
+        for job, devices in cgroups:
+            for name, signals in devices.items():
+                capacity = view.devices[name].info.capacity if name in members else None
+                if capacity is not None and (signals.access_share > 0.0 or job.id in old.get(name, _NOBODY)):
+                    members[name].append((job, used_share(signals, capacity)))
+        return {name: self._admit(here, old.get(name, _NOBODY)) for name, here in members.items()}
 
-    def _admit(self, members: list[tuple[Job, float]], kept: Mapping[JobId, SlotState]) -> dict[JobId, SlotState]:
-        """The quotas on one device of (job, used share): those kept, cut for newcomers by one step at most."""
+    def _admit(self, members: list[tuple[Job, float]], old: Mapping[JobId, SlotState]) -> Table:
+        """The quotas on one device of (job, used share): those of before, cut for newcomers by one step at most."""
+        kept = {job.id: old[job.id] for job, _ in members if job.id in old}
         new = [(job, used) for job, used in members if job.id not in kept]
         part = self.settings.pool.regular
         weights = sum(job.weight for job, _ in members)
@@ -134,130 +142,114 @@ class Paper:
         held = sum(slot.regular for slot in kept.values())
         missing = max(0.0, wanted - max(0.0, part - held))
         cut = min(self.settings.step_limit, missing / held) if held > 0.0 else 0.0
-        slots = {job: replace(slot, regular=slot.regular * (1.0 - cut), cut=False) for job, slot in kept.items()}
+        table = {
+            job: SlotState(one.regular * (1.0 - cut), one.quota, one.ask, one.extra, one.pid, one.terms, why=one.why)
+            for job, one in kept.items()
+        }
         room = max(0.0, part - held * (1.0 - cut))
         for job, used in new:
             regular = part * job.weight / weights * min(1.0, room / wanted)
             first = max(used, regular) if job.training else regular
-            slots[job.id] = SlotState(regular, min(first, 1.0), extra=min(first, 1.0) - regular)
-        return slots
+            table[job.id] = SlotState(regular, min(first, 1.0), extra=min(first, 1.0) - regular)
+        return table
 
-    def _change(self, job: JobView, slots: dict[Slot, SlotState], view: NodeView, before: float | None) -> float:
-        """The merged relative change of a job's quotas; stores the controllers' new states in `slots`."""
+    def _change(self, job: JobView, tables: Mapping[str, Table], view: NodeView, before: float | None) -> float:
+        """The merged relative change of a job's quotas; stores the controllers' new states in the tables."""
         outputs: dict[str, float] = {}
-        error = self.settings.target_score - job.health.score
+        error, dt = self.settings.target_score - job.health.score, elapsed(view.now, before)
         for name in job.signals.devices:
-            slot = slots.get((job.job.id, name))
+            slot = tables[name].get(job.job.id) if name in tables else None
             if slot is None:
                 continue
             gains = self.settings.gains[view.devices[name].info.medium]
-            pid, terms = pid_step(gains, slot.pid, error, elapsed(view.now, before))
-            slots[job.job.id, name] = replace(slot, pid=pid, terms=terms)
+            slot.pid, terms = pid_step(gains, slot.pid, error, dt)
+            slot.terms, slot.why = terms, _why(terms)
             outputs[name] = terms.output
-        return merge(outputs, access_weights(job.signals.devices, outputs))
+        return merged(job.signals.devices, outputs)
 
     def _move(
         self,
         device: DeviceView,
-        slots: dict[Slot, SlotState],
-        acting: list[JobView],
+        table: Table,
+        acting: Sequence[JobView],
         changes: Mapping[JobId, float],
         lent: Mapping[JobId, float],
     ) -> None:
-        """Apply the changes to regular quotas: cuts first, they make room; then rises, the lowest score first.
+        """Apply the changes of the jobs that act, in their order, to regular quotas.
 
         A loan that runs out in this step still counts as held: asking for it again is its renewal.
         """
-        name = device.info.device
-        total = sum(slot.regular for (_, where), slot in slots.items() if where == name)
+        total = sum(slot.regular for slot in table.values())
         limit = self.settings.pool.regular * clip(1.0 - device.unmanaged_share, 0.0, 1.0)
-        floor = self._floor(name, slots)
-        ordered = sorted(acting, key=lambda job: (changes[job.job.id] > 0.0, job.health.score, job.job.id))
-        for job in ordered:
-            slot = slots.get((job.job.id, name))
+        floor = self._floor(len(table))
+        for job in acting:
+            slot = table.get(job.job.id)
             if slot is None:
                 continue
-            held = lent.get(job.job.id, 0.0)
-            wanted = (slot.regular + held) * (1.0 + changes[job.job.id])
+            change, held = changes[job.job.id], lent.get(job.job.id, 0.0)
+            wanted = (slot.regular + held) * (1.0 + change)
             room = clip(limit - total, 0.0, max(0.0, wanted - held - slot.regular))
-            regular = slot.regular + room if changes[job.job.id] > 0.0 else wanted - held
+            regular = slot.regular + room if change > 0.0 else wanted - held
             regular = max(regular, min(floor, slot.regular))
             total += regular - slot.regular
             tight = job.health.score < self.settings.tight_score
-            slots[job.job.id, name] = replace(slot, regular=regular, ask=max(0.0, wanted - regular) if tight else 0.0)
+            slot.regular, slot.ask = regular, max(0.0, wanted - regular) if tight else 0.0
 
-    def _floor(self, name: str, slots: Mapping[Slot, SlotState]) -> float:
-        """The least regular quota: a job with nothing could never ask for more by a percentage."""
-        count = sum(where == name for _, where in slots)
+    def _floor(self, count: int) -> float:
+        """The least regular quota of `count` cgroups: one with nothing could never ask for more by a percentage."""
         return min(self.settings.floor, self.settings.pool.regular / max(1, count) / 2.0)
 
     def _lend(
         self,
         device: DeviceView,
-        slots: Mapping[Slot, SlotState],
-        view: NodeView,
+        table: Table,
+        jobs: Mapping[JobId, JobView],
         pool: Pool,
         ticked: Mapping[JobId, float],
+        *,
+        now: float,
     ) -> Pool:
         """Loans after this step. A request lapses with the loan's time limit once its job stopped acting."""
-        name = device.info.device
+        if not pool.loans and not any(slot.ask for slot in table.values()):
+            return _NO_LOANS
         claims, shortfalls = [], {}
-        for job in view.jobs:
-            slot = slots.get((job.job.id, name))
-            if slot is None:
+        for job, slot in table.items():
+            if job not in jobs:
                 continue
-            claims.append(Claim(job.job.id, slot.regular + slot.ask, job.health.score, job.signals.iterations))
-            fresh = view.now - ticked[job.job.id] < self.settings.pool.limit_seconds
-            shortfalls[job.job.id] = slot.ask if fresh else 0.0
+            claims.append(Claim(job, slot.regular + slot.ask, jobs[job].health.score, jobs[job].signals.iterations))
+            shortfalls[job] = slot.ask if now - ticked[job] < self.settings.pool.limit_seconds else 0.0
         return elastic.lend(
             claims,
             shortfalls,
             pool,
-            view.now,
-            device=name,
+            now,
+            device=device.info.device,
             medium=device.info.medium,
             settings=self.settings.pool,
             available=1.0 - device.unmanaged_share,
         )
 
     def _caps(
-        self, name: str, slots: dict[Slot, SlotState], pool: Pool, changes: Mapping[JobId, float], view: NodeView
-    ) -> PoolState:
+        self, table: Table, jobs: Mapping[JobId, JobView], lent: Mapping[JobId, float], changes: Mapping[JobId, float]
+    ) -> None:
         """Move the caps of the jobs that act to what they may use, one step of ±20 % at most.
 
         What a first cap left above the entitlement goes in such steps too, but not while the job asks for more.
         """
-        lent = _lent(pool)
-        training = {job.job.id for job in view.jobs}
         limit = self.settings.step_limit
-        for (job, where), slot in list(slots.items()):
-            if where != name:
-                continue
-            share = slot.regular + lent.get(job, 0.0)
-            quota, extra = slot.quota, slot.extra
-            if job not in training:
-                quota = share
+        for job, slot in table.items():
+            share, before = slot.regular + lent.get(job, 0.0), slot.quota
+            if job not in jobs:
+                slot.quota = share
             elif job in changes:
-                extra = extra if changes[job] > 0.0 else extra * (1.0 - limit)
-                quota = clip(share + extra, slot.quota * (1.0 - limit), slot.quota * (1.0 + limit))
-            slots[job, where] = replace(slot, quota=quota, extra=extra, cut=quota < slot.quota)
-        regular = sum(slot.regular for (_, where), slot in slots.items() if where == name)
-        return PoolState(self.settings.pool.elastic, sum(lent.values()), regular, pool.loans)
+                slot.extra = slot.extra if changes[job] > 0.0 else slot.extra * (1.0 - limit)
+                slot.quota = clip(share + slot.extra, before * (1.0 - limit), before * (1.0 + limit))
+            slot.cut = slot.quota < before
 
 
-def _lent(pool: Pool) -> dict[JobId, float]:
-    lent: dict[JobId, float] = {}
-    for loan in pool.loans:
-        lent[loan.job] = lent.get(loan.job, 0.0) + loan.share
-    return lent
+_NOBODY: Mapping[JobId, SlotState] = {}
+_NO_LOANS = Pool()
 
 
-def _entitlements(slots: Mapping[Slot, SlotState], pools: Mapping[str, Pool]) -> dict[Slot, Entitlement]:
-    lent = {name: _lent(pool) for name, pool in pools.items()}
-    return {(job, name): Entitlement(slot.regular, lent[name].get(job, 0.0)) for (job, name), slot in slots.items()}
-
-
-def _why(slot: SlotState) -> str:
-    if slot.terms is None:
-        return "regular part"
-    return f"score {75.0 - slot.terms.error:.0f}, change {100.0 * slot.terms.output:+.1f} %"
+def _why(terms: PidTerms) -> str:
+    return f"score {75.0 - terms.error:.0f}, change {100.0 * terms.output:+.1f} %"

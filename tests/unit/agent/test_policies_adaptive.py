@@ -1,7 +1,7 @@
 """The policy `adaptive`: each of its nine lines has a check that holds, and that fails once its switch is off."""
 
 import itertools
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.unit.agent.builders import HDD, SSD, job_view, neighbour_view, node_v
 
 
 def barely_used(view):
-    return {name: replace(device, access_share=0.001) for name, device in view.signals.devices.items()}
+    return {name: device._replace(access_share=0.001) for name, device in view.signals.devices.items()}
 
 
 class Run:
@@ -24,7 +24,7 @@ class Run:
     def step(self, *jobs, neighbours=(), media=None, seconds=0.1, unmanaged=0.0):
         self.now += seconds
         self.iteration += 1
-        views = [replace(one, signals=replace(one.signals, iterations=self.iteration)) for one in jobs]
+        views = [one._replace(signals=one.signals._replace(iterations=self.iteration)) for one in jobs]
         view = node_view(self.now, views, neighbours, unmanaged, media)
         self.state, decision = self.policy.step(self.state, view)
         return decision
@@ -213,7 +213,7 @@ class TestCaps:
     def test_a_job_that_hardly_uses_the_device_takes_no_part_of_it(self):
         """Thirty jobs that once read a byte here do not make the fair part of two others small."""
         crowd = [job_view(n, used=0.0, need=0.001) for n in range(10, 40)]
-        crowd = [replace(one, signals=replace(one.signals, devices=barely_used(one))) for one in crowd]
+        crowd = [one._replace(signals=one.signals._replace(devices=barely_used(one))) for one in crowd]
         decision = Run().step(job_view(1, **VICTIM), job_view(2, **DONOR), *crowd)
         assert decision.entitlements[1, SSD].share == pytest.approx(0.4, abs=0.01)
         assert (10, SSD) not in decision.entitlements

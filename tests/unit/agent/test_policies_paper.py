@@ -5,7 +5,6 @@ Gains are kp = 1 % per point and nothing else, so a score of 55 asks for +20 % a
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -29,7 +28,7 @@ class Trace:
     def step(self, *jobs, neighbours=(), media=None, seconds=1.0, unmanaged=0.0):
         self.now += seconds
         self.iteration += 1
-        views = [replace(one, signals=replace(one.signals, iterations=self.iteration)) for one in jobs]
+        views = [one._replace(signals=one.signals._replace(iterations=self.iteration)) for one in jobs]
         view = node_view(self.now, views, neighbours, unmanaged, media)
         self.state, decision = self.policy.step(self.state, view)
         return decision

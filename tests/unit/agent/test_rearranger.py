@@ -89,8 +89,8 @@ class Node:
     def report(self, number):
         view = job_view(number)
         reading = device_signals(HDD, self.used[number])
-        seen = replace(
-            view.signals, devices={HDD: reading}, iterations=self.iterations[number],
+        seen = view.signals._replace(
+            devices={HDD: reading}, iterations=self.iterations[number],
             wait_seconds_total=self.waited[number],
         )  # fmt: skip
         score = health(self.scores[number])

@@ -140,7 +140,7 @@ REPORT, _ = next(iter(story(10.0)))
 @settings(max_examples=30, deadline=None)
 @given(st.lists(job_samples(), min_size=1, max_size=6))
 def test_any_row_of_samples_comes_back_exactly(row):
-    entry = replace(REPORT.jobs[11], job=replace(REPORT.jobs[11].job, id=7))
+    entry = REPORT.jobs[11]._replace(job=replace(REPORT.jobs[11].job, id=7))
     made = [(replace(REPORT, time=float(i), jobs={7: entry}), {7: sample}) for i, sample in enumerate(row)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.rec"
@@ -269,7 +269,7 @@ def test_a_value_nobody_expected_ends_the_recording_not_the_agent(told, tmp_path
 def test_a_cgroup_whose_name_is_no_utf8_is_recorded(told, tmp_path):
     report, samples = told[50]
     (number, entry), *_ = report.jobs.items()
-    odd = replace(entry, job=replace(entry.job, path="/train/\udcff\udc80"))
+    odd = entry._replace(job=replace(entry.job, path="/train/\udcff\udc80"))
     record(tmp_path / "x.rec", [(replace(report, jobs={**report.jobs, number: odd}), samples)])
     (moment,) = read(tmp_path / "x.rec")
     assert "/train/\\udcff\\udc80" in [job.path for job in moment.jobs]

@@ -126,7 +126,7 @@ def test_before_and_after_are_told_apart(gathered):
 def test_a_score_of_which_nothing_is_known_is_not_drawn(told, tmp_path):
     recorder = Recorder(tmp_path / "unknown.rec", Config())
     for report, samples in told[:20]:
-        jobs = {number: replace(one, health=replace(one.health, score=75.0, confidence=0.0)) if one.health else one
+        jobs = {number: one._replace(health=one.health._replace(score=75.0, confidence=0.0)) if one.health else one
                 for number, one in report.jobs.items()}  # fmt: skip
         recorder.add(replace(report, jobs=jobs), samples)
     recorder.close()
@@ -215,7 +215,7 @@ def test_names_cannot_do_harm(told, tmp_path):
     path = tmp_path / "evil.rec"
     recorder = Recorder(path, Config(), software=evil)
     for report, samples in told[:120]:
-        jobs = {job: replace(entry, job=replace(entry.job, name=f"{evil}{job}")) for job, entry in report.jobs.items()}
+        jobs = {job: entry._replace(job=replace(entry.job, name=f"{evil}{job}")) for job, entry in report.jobs.items()}
         recorder.add(replace(report, jobs=jobs, notes=(evil,)), samples)
     recorder.close()
     page = render(gather(read(path)), evil)
@@ -330,7 +330,7 @@ def test_a_restarted_job_is_told_with_the_one_that_is_gone(told, tmp_path):
         recorder = Recorder(path, Config())
         for report, samples in told[:50]:
             jobs = {
-                (number if job == 11 else job): replace(one, job=replace(one.job, id=number if job == 11 else job))
+                (number if job == 11 else job): one._replace(job=replace(one.job, id=number if job == 11 else job))
                 for job, one in report.jobs.items()
             }
             later = replace(report, wall_time=report.wall_time + shift, jobs=jobs)
