@@ -23,4 +23,4 @@ def test_the_demo_passes_and_leaves_its_page_and_its_recording(capsys):
     page, recording = demo.REPORT, demo.REPORT.with_suffix(".rec")
     assert min(page.stat().st_mtime, recording.stat().st_mtime) >= began
     assert page.read_text().count("<svg") >= 5
-    assert sum(1 for _ in read(str(recording))) > 100
+    assert sum(1 for _ in read(recording)) > 100
