@@ -58,7 +58,7 @@ def watched(probe, make_cgroup, start, data):
 
 
 def test_running_and_runnable_time_are_the_kernels_own(probe, watched):
-    """Asked twice: about one run in a hundred misses one stretch, beside other work or not, and why is not known yet."""
+    """Asked twice: about one run in a hundred misses one stretch, on an idle machine too; why is not known yet."""
     seen, said = during(probe, *watched, "cpu")
     if not close_to(seen["on_cpu_ns"], said["run"], 0.02):
         print(f"once more: the probe saw {seen}, the kernel booked {said}")
