@@ -104,11 +104,11 @@ def decide(
         before.best_effort, members, neighbours, victims=victims, is_open=is_open, moment=moment, settings=settings
     )
     if is_open and settings.switches.cap_others and _may_cap(device, settings):
-        spared = _spared(before.caps, members, victims, starved_at, entitlements, moment=moment, settings=settings)
-        spared |= _sheltered(
-            before.caps, best_effort, neighbours, members, entitlements, moment=moment, settings=settings
-        )
-        caps = _training_caps(before.caps, members, spared, entitlements, moment=moment, settings=settings)
+        fair = _fair_parts(members, moment.available, settings)
+        due = {m.job: max(fair[m.job], entitlements[m.job].share) for m in members}
+        spared = _spared(before.caps, members, victims, starved_at, due)
+        spared |= _sheltered(before.caps, best_effort, neighbours, members, due)
+        caps = _training_caps(before.caps, members, spared, entitlements, fair, now=moment.now, settings=settings)
     quotas = {job: _quota(cap, before.caps.get(job), "over its share or healthy") for job, cap in caps.items()}
     for job, cap in best_effort.caps.items():
         quotas[job] = _quota(cap, before.best_effort.caps.get(job), "what need leaves over")
@@ -185,25 +185,26 @@ def _entitle(
     )
 
 
+def _fair_parts(members: Sequence[Member], available: float, settings: PolicySettings) -> dict[JobId, float]:
+    """Each job's part of what is handed out, by weight alone."""
+    weights = sum(m.weight for m in members)
+    return {m.job: settings.usable * available * m.weight / weights for m in members}
+
+
 def _spared(
     before: Mapping[JobId, Cap],
     members: Sequence[Member],
     victims: frozenset[JobId],
     starved_at: Mapping[JobId, float],
-    entitlements: Mapping[JobId, Entitlement],
-    *,
-    moment: Moment,
-    settings: PolicySettings,
+    due: Mapping[JobId, float],
 ) -> frozenset[JobId]:
     """Who is not capped: victims, and recent ones but for those that took more than their share while others starve.
 
     Such a one keeps its cap until nobody starves: under the cap it no longer takes too much, and would at once again.
     """
-    weights = sum(m.weight for m in members)
     spared = set(victims)
     for m in members:
-        fair = settings.usable * moment.available * m.weight / weights
-        over = m.used > OVER_RATIO * max(fair, entitlements[m.job].share)
+        over = m.used > OVER_RATIO * due[m.job]
         if m.job in starved_at and not (victims and (over or m.job in before)):
             spared.add(m.job)
     return frozenset(spared)
@@ -214,10 +215,7 @@ def _sheltered(
     best_effort: BestEffort,
     neighbours: Sequence[Neighbour],
     members: Sequence[Member],
-    entitlements: Mapping[JobId, Entitlement],
-    *,
-    moment: Moment,
-    settings: PolicySettings,
+    due: Mapping[JobId, float],
 ) -> frozenset[JobId]:
     """Who starved since best effort is capped, and takes less beyond its due than best effort takes in all.
 
@@ -228,9 +226,6 @@ def _sheltered(
     theirs = sum(n.used for n in neighbours)
     if theirs <= OTHERS_SHARE:
         return frozenset()
-    weights = sum(m.weight for m in members)
-    room = settings.usable * moment.available
-    due = {m.job: max(room * m.weight / weights, entitlements[m.job].share) for m in members}
     starved = best_effort.protects - before.keys()
     return frozenset(m.job for m in members if m.job in starved and m.used - due[m.job] < theirs)
 
@@ -240,18 +235,17 @@ def _training_caps(
     members: Sequence[Member],
     spared: frozenset[JobId],
     entitlements: Mapping[JobId, Entitlement],
+    fair: Mapping[JobId, float],
     *,
-    moment: Moment,
+    now: float,
     settings: PolicySettings,
 ) -> dict[JobId, Cap]:
     """Caps on who is over its share and on healthy jobs; never on recent victims nor where the controller is frozen."""
     caps: dict[JobId, Cap] = {}
-    weights = sum(m.weight for m in members)
     for m in members:
         if m.job in spared or not m.actionable:
             continue
-        fair = settings.usable * moment.available * m.weight / weights
-        cap = _cap(m, before.get(m.job), entitlements[m.job].share, fair, now=moment.now, settings=settings)
+        cap = _cap(m, before.get(m.job), entitlements[m.job].share, fair[m.job], now=now, settings=settings)
         if cap is not None:
             caps[m.job] = cap
     return caps

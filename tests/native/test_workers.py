@@ -58,12 +58,13 @@ def watched(probe, make_cgroup, start, data):
 
 
 def test_running_and_runnable_time_are_the_kernels_own(probe, watched):
-    """Asked twice: about one run in a hundred misses one stretch, on an idle machine too; why is not known yet."""
+    """About one run in a hundred misses one stretch, why is not known yet: after it three in a row must be right."""
     seen, said = during(probe, *watched, "cpu")
     if not close_to(seen["on_cpu_ns"], said["run"], 0.02):
         print(f"once more: the probe saw {seen}, the kernel booked {said}")
-        seen, said = during(probe, *watched, "cpu")
-    assert close_to(seen["on_cpu_ns"], said["run"], 0.02)
+        for _ in range(3):
+            seen, said = during(probe, *watched, "cpu")
+            assert close_to(seen["on_cpu_ns"], said["run"], 0.02)
     assert close_to(seen["runnable_ns"], said["wait"], 0.02)
     assert seen["on_cpu_ns"] >= 450_000_000
     assert seen["block_ns"] + seen["nfs_ns"] + seen["network_ns"] + seen["fault_ns"] < 30_000_000

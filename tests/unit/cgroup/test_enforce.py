@@ -385,12 +385,18 @@ class Clock:
         return self.now
 
 
-def test_a_cut_waits_for_its_moment_in_the_slice_and_is_then_made(node, journal):
+def waiting_cut(node, journal):
+    """A cut from 100 to 50 MiB/s that waits, since a tenth of the sixth slice is over: (clock, target, enforcer)."""
     clock, target = Clock(), node.make("a")
     enforcer = Enforcer(node.files, journal, "enforce", clock=clock)
     enforcer.reconcile(want((target, Limit(rbps=100 * MIB))), 0.0)
-    clock.now += 0.51  # a tenth of the sixth slice is over
+    clock.now += 0.51
     assert kinds(enforcer.reconcile(want((target, Limit(rbps=50 * MIB))), 0.51)) == ["rate_limited"]
+    return clock, target, enforcer
+
+
+def test_a_cut_waits_for_its_moment_in_the_slice_and_is_then_made(node, journal):
+    clock, target, enforcer = waiting_cut(node, journal)
     assert node.limits(target) == {"rbps": 100 * MIB}
     clock.now = enforcer.due
     assert kinds(enforcer.reconcile_due(0.56)) == ["written"]
@@ -399,11 +405,7 @@ def test_a_cut_waits_for_its_moment_in_the_slice_and_is_then_made(node, journal)
 
 
 def test_what_waits_is_not_written_over_what_came_in_between(node, journal):
-    clock, target = Clock(), node.make("a")
-    enforcer = Enforcer(node.files, journal, "enforce", clock=clock)
-    enforcer.reconcile(want((target, Limit(rbps=100 * MIB))), 0.0)
-    clock.now += 0.51
-    enforcer.reconcile(want((target, Limit(rbps=50 * MIB))), 0.51)
+    clock, target, enforcer = waiting_cut(node, journal)
     node.meddle(target, rbps=7 * MIB)
     clock.now = enforcer.due
     assert kinds(enforcer.reconcile_due(0.56)) == ["unchanged"]
@@ -412,11 +414,7 @@ def test_what_waits_is_not_written_over_what_came_in_between(node, journal):
 
 
 def test_nothing_waits_once_the_mode_is_left(node, journal):
-    clock, target = Clock(), node.make("a")
-    enforcer = Enforcer(node.files, journal, "enforce", clock=clock)
-    enforcer.reconcile(want((target, Limit(rbps=100 * MIB))), 0.0)
-    clock.now += 0.51
-    enforcer.reconcile(want((target, Limit(rbps=50 * MIB))), 0.51)
+    _, target, enforcer = waiting_cut(node, journal)
     enforcer.set_mode("dry-run")
     assert enforcer.due is None
     assert enforcer.reconcile_due(1.0) == ()
