@@ -87,7 +87,7 @@ def derive(
         batch,
         idle,
         hits,
-        smooth(state.cpu_ratio, _cpu_ratio(previous.workers, current.workers), weight),
+        smooth(None if loop.started else state.cpu_ratio, _cpu_ratio(previous.workers, current.workers), weight),
         smooth(state.nic_packets_per_second, _packets(previous, current, dt), weight),
         *_first_reads(state, changes, hits_now, since_start, loop.started),
     )
