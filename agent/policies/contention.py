@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
     `want` is its need with trim and refill, `steady` the need without refill (None: unknown), `used` what it achieves.
     `actionable`: more local bandwidth can help it. `confident`: its score is known well enough to act on. `full`: its
-    queue is.
+    queue is. `lasts`: seconds until its queue is empty at what it receives now.
     """
 
     job: JobId
@@ -49,6 +49,7 @@ class Member(NamedTuple):
     actionable: bool = True
     confident: bool = True
     full: bool = False
+    lasts: float = inf
 
     @property
     def helpable(self) -> bool:
@@ -108,7 +109,10 @@ def decide(
         due = {m.job: max(fair[m.job], entitlements[m.job].share) for m in members}
         spared = _spared(before.caps, members, victims, starved_at, due)
         spared |= _sheltered(before.caps, best_effort, neighbours, members, due)
-        caps = _training_caps(before.caps, members, spared, entitlements, fair, now=moment.now, settings=settings)
+        now, crowded = moment.now, bool(victims)
+        caps = _training_caps(
+            before.caps, members, spared, entitlements, fair, now=now, crowded=crowded, settings=settings
+        )
     quotas = {job: _quota(cap, before.caps.get(job), "over its share or healthy") for job, cap in caps.items()}
     for job, cap in best_effort.caps.items():
         quotas[job] = _quota(cap, before.best_effort.caps.get(job), "what need leaves over")
@@ -120,16 +124,21 @@ def decide(
 def find_victims(
     members: Sequence[Member], neighbours: Sequence[Neighbour], available: float, settings: PolicySettings
 ) -> frozenset[JobId]:
-    """Jobs below the tight score that receive less than their fair need, while others use the device.
+    """Jobs that starve, or are about to, and receive less than their fair need, while others use the device.
 
     The fair need is the job's part in a max-min division of the whole device by need.
     """
-    sick = [m for m in members if m.helpable and m.score < settings.tight_score]
+    sick = [m for m in members if m.helpable and _starves(m, settings)]
     if not sick:
         return frozenset()
     fair = fill({m.job: m.want for m in members}, settings.usable * available, {m.job: m.weight for m in members})
     total = sum(m.used for m in members) + sum(n.used for n in neighbours)
     return frozenset(m.job for m in sick if m.used < VICTIM_RATIO * fair[m.job] and total - m.used > OTHERS_SHARE)
+
+
+def _starves(m: Member, settings: PolicySettings) -> bool:
+    """Whether the job is tight or about to be: the score follows a queue that drains with a delay."""
+    return m.score < settings.tight_score or (m.score < settings.healthy_score and m.lasts < settings.foresight_seconds)
 
 
 def _gate(before: DeviceState, victims: bool, now: float, settings: PolicySettings) -> tuple[float, float]:
@@ -238,6 +247,7 @@ def _training_caps(
     fair: Mapping[JobId, float],
     *,
     now: float,
+    crowded: bool,
     settings: PolicySettings,
 ) -> dict[JobId, Cap]:
     """Caps on who is over its share and on healthy jobs; never on recent victims nor where the controller is frozen."""
@@ -245,20 +255,23 @@ def _training_caps(
     for m in members:
         if m.job in spared or not m.actionable:
             continue
-        cap = _cap(m, before.get(m.job), entitlements[m.job].share, fair[m.job], now=now, settings=settings)
+        old, entitled = before.get(m.job), entitlements[m.job].share
+        cap = _cap(m, old, entitled, fair[m.job], now=now, crowded=crowded, settings=settings)
         if cap is not None:
             caps[m.job] = cap
     return caps
 
 
 def _cap(
-    m: Member, old: Cap | None, entitled: float, fair: float, *, now: float, settings: PolicySettings
+    m: Member, old: Cap | None, entitled: float, fair: float, *, now: float, crowded: bool, settings: PolicySettings
 ) -> Cap | None:
     """The cap of one job, or None.
 
     It never goes below what the job uses healthily within its fair part. A full queue is slack even where the latency
     of the crowded device lowers the score. A job that falls sick under its cap without wanting more than its fair part
-    is released; one that wants more keeps to its entitlement, without the headroom that a well job has.
+    is released; one that wants more keeps to its entitlement, without the headroom that a well job has. In a `crowded`
+    moment, while others starve, one that takes more than its share is cut at once and gets little more than its fair
+    part: a job that refills a deep queue with many workers keeps the device's queue full for everybody.
     """
     over = m.used > OVER_RATIO * max(fair, entitled)
     slack = m.score > settings.healthy_score or (m.full and m.score >= settings.tight_score)
@@ -267,10 +280,12 @@ def _cap(
     if not (over or healthy or kept):
         return None
     enough = min(fair, m.used if m.steady is None else m.steady)
+    if crowded and (over or not healthy):
+        entitled = min(entitled, settings.crowd_ratio * fair)
     gentle = settings.switches.gentle_writes and m.score >= settings.tight_score
     headroom = settings.headroom if gentle else 0.0
     target = bounded(max(entitled, enough) * (1.0 + headroom), settings)
-    return None if target is None else follow(old, target, m.used, now, settings)
+    return None if target is None else follow(old, target, m.used, now, settings, at_once=over)
 
 
 def _quota(cap: Cap, before: Cap | None, why: str) -> Quota:
