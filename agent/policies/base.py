@@ -65,8 +65,8 @@ class PolicySettings:
     `rearrange_queue`, `rearrange_wait_ratio`: a queue part below, with a wait of this part of the computation, counts.
     `foresight_seconds`: a job whose queue will be empty sooner than this at what it receives now is about to starve and
     counts as a victim; `crowd_ratio`: while there are victims, who takes more than its share gets at most this many
-    times its fair part. `training_caps`: media on which training jobs may be capped. `raise_seconds`: a cap is raised at
-    most this often; `suppress`: smaller relative changes are not worth a write. `switches` belongs to the tests.
+    times its fair part. `training_caps`: media on which training jobs may be capped. `raise_seconds`: a cap is raised
+    at most this often; `suppress`: smaller relative changes are not worth a write. `switches` belongs to the tests.
     """
 
     pool: PoolSettings = field(default_factory=PoolSettings)
