@@ -109,7 +109,8 @@ def decide(
         due = {m.job: max(fair[m.job], entitlements[m.job].share) for m in members}
         spared = _spared(before.caps, members, victims, starved_at, due)
         spared |= _sheltered(before.caps, best_effort, neighbours, members, due)
-        now, crowded = moment.now, bool(victims)
+        now, theirs = moment.now, sum(n.used for n in neighbours)
+        crowded = bool(victims) and theirs <= OTHERS_SHARE
         caps = _training_caps(
             before.caps, members, spared, entitlements, fair, now=now, crowded=crowded, settings=settings
         )
@@ -270,8 +271,8 @@ def _cap(
     It never goes below what the job uses healthily within its fair part. A full queue is slack even where the latency
     of the crowded device lowers the score. A job that falls sick under its cap without wanting more than its fair part
     is released; one that wants more keeps to its entitlement, without the headroom that a well job has. In a `crowded`
-    moment, while others starve, one that takes more than its share is cut at once and gets little more than its fair
-    part: a job that refills a deep queue with many workers keeps the device's queue full for everybody.
+    moment, while others starve and there is no best effort to cut, one that takes more than its share is cut at once
+    to little more than its fair part: a job that refills a deep queue with many workers keeps the device's queue full.
     """
     over = m.used > OVER_RATIO * max(fair, entitled)
     slack = m.score > settings.healthy_score or (m.full and m.score >= settings.tight_score)
@@ -285,7 +286,7 @@ def _cap(
     gentle = settings.switches.gentle_writes and m.score >= settings.tight_score
     headroom = settings.headroom if gentle else 0.0
     target = bounded(max(entitled, enough) * (1.0 + headroom), settings)
-    return None if target is None else follow(old, target, m.used, now, settings, at_once=over)
+    return None if target is None else follow(old, target, m.used, now, settings, at_once=over and crowded)
 
 
 def _quota(cap: Cap, before: Cap | None, why: str) -> Quota:

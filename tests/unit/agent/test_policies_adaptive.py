@@ -158,6 +158,13 @@ def test_a_flood_is_cut_at_once_to_little_more_than_its_fair_part_while_somebody
     assert max(shares) > 1.3 * first.quotas[2, SSD].share
 
 
+def test_a_flood_is_cut_in_steps_while_there_is_best_effort_to_cut():
+    run, jobs = Run(), (job_view(1, score=20.0, used=0.05, need=0.1), job_view(2, **FLOOD), job_view(3, **DONOR))
+    first, second = run.steps(2, *jobs, neighbours=(neighbour_view(9, 0.3),))
+    assert first.quotas[2, SSD].share == pytest.approx(0.9)
+    assert second.quotas[2, SSD].share == pytest.approx(0.72)
+
+
 def test_a_queue_that_drains_opens_the_gate_before_the_score_is_low():
     """Well at 70, but at half of what it consumes its four batches of 0.1 s last for 0.8 s; at 0.9 of it for 4 s."""
     for used, starving in ((0.1, True), (0.18, False)):
