@@ -22,7 +22,7 @@ from agent.rearrange_defragment import Leave
 from agent.rearrange_pay import MoveStop
 from agent.rearrange_stop import Stop
 from agent.types import Cause, JobId, JobReport, Level, TickReport
-from bpf.samples import ProbeState
+from bpf.samples import LinkState, ProbeState
 
 JOB_LABELS = ("job", "namespace", "pod")
 DEVICE_LABELS = (*JOB_LABELS, "device", "medium")
@@ -121,6 +121,7 @@ _JOB_GAUGES = (
     ("health_confidence", "Weight of the health metrics that could be measured, 0 to 1.", "health.confidence"),
     ("health_level", "Health level: 3 healthy, 2 tight, 1 danger, 0 critical.", "health.level"),
     ("queue_depth", "Batches ready in the prefetch queue, in order or not.", "signals.queue_depth"),
+    ("queue_takeable", "Batches that the loop could take now, in its order.", "signals.queue_takeable"),
     ("queue_capacity", "Batches that the prefetch queue can hold.", "signals.queue_capacity"),
     ("next_batch_bytes", "Expected bytes of the next batch.", "signals.next_batch_bytes"),
     ("cache_hit_ratio", "Share of read bytes served by the page cache, 0 to 1.", "signals.cache_hit_ratio"),
@@ -242,6 +243,28 @@ def _remote_families(report: TickReport, jobs: list[JobReport]) -> Families:
         if job in known:
             fuse.add_metric([*_labels(known[job]), op], _buckets(tuple(histogram)), nanoseconds / 1e9)
     yield from (nfs, objects, fuse)
+    yield from _link_families(report, known)
+
+
+def _link_families(report: TickReport, known: dict[int, JobReport]) -> Families:
+    """The way to the object store, per job over its endpoints; packets by interface."""
+    count = _gauge("object_connections", "Open connections to object stores.", JOB_LABELS)
+    trip = _gauge("object_round_trip_seconds", "Mean smoothed round trip of these connections.", JOB_LABELS)
+    resent = _counter("object_retransmits", "TCP segments sent again to object stores.", JOB_LABELS)
+    states: dict[int, list[LinkState]] = {}
+    for endpoint, state in report.sample.links.items():
+        states.setdefault(endpoint.cgroup_id, []).append(state)
+    for job, several in states.items():
+        if job in known:
+            open_now = sum(one.connections for one in several)
+            weighed = sum(one.connections * (one.round_trip_ns or 0) for one in several)
+            _set(count, _labels(known[job]), open_now)
+            _set(trip, _labels(known[job]), weighed / open_now / 1e9 if open_now else None)
+            _set(resent, _labels(known[job]), sum(one.retransmits for one in several))
+    packets = _counter("interface_packets", "Packets received and sent, by network interface.", ("device",))
+    for name, packed in report.sample.interfaces.items():
+        _set(packets, [name], packed)
+    yield from (count, trip, resent, packets)
 
 
 def _add(

@@ -136,7 +136,22 @@ def _row(report: TickReport, entry: JobReport) -> dict[str, Any]:
         "advice": diagnosis.advice if diagnosis else "",
         "evidence": dict(diagnosis.evidence) if diagnosis else {},
         "devices": [_device_row(report, entry, here) for here in signals.devices.values()] if signals else [],
+        "links": _link_rows(report, entry),
     }
+
+
+def _link_rows(report: TickReport, entry: JobReport) -> list[dict[str, Any]]:
+    """The job's endpoints to which connections are open; `retransmits` since the first of them."""
+    return [
+        {
+            "endpoint": key.endpoint,
+            "connections": state.connections,
+            "round_trip_seconds": None if state.round_trip_ns is None else state.round_trip_ns / 1e9,
+            "retransmits": state.retransmits,
+        }
+        for key, state in report.sample.links.items()
+        if key.cgroup_id == entry.job.id and state.connections
+    ]
 
 
 def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals) -> dict[str, Any]:

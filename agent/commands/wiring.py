@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -27,6 +27,7 @@ from agent.snapshot import snapshot
 from bpf.block import BlockProbe
 from bpf.dataloader import DataLoaderProbe
 from bpf.fuse import FuseProbe
+from bpf.link_state import LinkProbe
 from bpf.loader import Loader
 from bpf.nfs import NfsProbe
 from bpf.object_store import ANY_PEER, ObjectStoreProbe
@@ -53,6 +54,7 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
         (wanted.fuse, lambda: FuseProbe(loader)),
         (wanted.page_cache, lambda: PageCacheProbe(loader)),
         (wanted.object_store, lambda: _object_store(config, loader)),
+        (wanted.object_store, lambda: LinkProbe(_endpoints(config))),
         (wanted.dataloader, lambda: DataLoaderProbe(loader)),
         (wanted.workers, lambda: WorkersProbe(loader)),
         (config.hint.enabled, lambda: HintListener(Path(config.hint.socket), Path(root))),
@@ -60,10 +62,13 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
     return [make() for is_wanted, make in ladder if is_wanted]
 
 
+def _endpoints(config: Config) -> Collection[str]:
+    return config.probes.object_endpoints or ANY_PEER
+
+
 def _object_store(config: Config, loader: Loader) -> Probe:
-    endpoints = config.probes.object_endpoints or ANY_PEER
     try:
-        return ObjectStoreProbe(loader, endpoints=endpoints)
+        return ObjectStoreProbe(loader, endpoints=_endpoints(config))
     except ValueError as error:
         raise ConfigError(f"probes.object_endpoints: {error}") from None
 

@@ -34,6 +34,7 @@ from bpf.samples import (
     BlockKey,
     FuseCounters,
     FuseKey,
+    LinkState,
     NfsCounters,
     NfsKey,
     ObjectCounters,
@@ -141,4 +142,6 @@ def _sample(step: int) -> Sample:
         nfs={NfsKey(job, "server:/data", op): rpc for job in JOBS for op in ("read", "write")},
         objects={ObjectKey(job, "192.0.2.1:443"): replace(request, bytes=10**6 * step) for job in JOBS},
         fuse={FuseKey(job, "/mnt/s3", "other"): FuseCounters(step, 0, step, 1, histogram) for job in JOBS},
+        links={ObjectKey(job, "192.0.2.1:443"): LinkState(4, 250_000, step) for job in JOBS},
+        interfaces={"eth0": 1000 * step, "other": 10 * step},
     )
