@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from agent import garbage
 from agent.commands import options
 from agent.errors import UsageError
 from agent.simulate import paper, tables
@@ -69,6 +70,7 @@ def main(args: argparse.Namespace) -> int:
     if args.duration is not None and args.duration <= 0:
         raise UsageError(f"Duration {args.duration:g} is not above zero; give seconds.")
     path = _find(args.scenario)
+    garbage.settle()
     if path == paper.DATA:
         document = _paper(load_testbed(path), policies, seeds, args.duration)
         lines = tables.paper_lines(document)
