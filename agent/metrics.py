@@ -18,9 +18,11 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from agent.rearrange import Skip
+from agent.rearrange_defragment import Leave
+from agent.rearrange_pay import MoveStop
 from agent.rearrange_stop import Stop
-from agent.types import Cause, JobReport, Level, TickReport
-from bpf.samples import ProbeState
+from agent.types import Cause, JobId, JobReport, Level, TickReport
+from bpf.samples import LinkState, ProbeState
 
 JOB_LABELS = ("job", "namespace", "pod")
 DEVICE_LABELS = (*JOB_LABELS, "device", "medium")
@@ -60,6 +62,7 @@ class ReportCollector(Collector):
             yield from _remote_families(report, jobs[: self._max_jobs])
             yield from _controller_families(report)
             yield from _rearrange_families(report, self._max_jobs)
+            yield from _mend_families(report, self._max_jobs)
             yield from _agent_families(report, dropped=max(0, len(jobs) - self._max_jobs))
 
 
@@ -118,6 +121,7 @@ _JOB_GAUGES = (
     ("health_confidence", "Weight of the health metrics that could be measured, 0 to 1.", "health.confidence"),
     ("health_level", "Health level: 3 healthy, 2 tight, 1 danger, 0 critical.", "health.level"),
     ("queue_depth", "Batches ready in the prefetch queue, in order or not.", "signals.queue_depth"),
+    ("queue_takeable", "Batches that the loop could take now, in its order.", "signals.queue_takeable"),
     ("queue_capacity", "Batches that the prefetch queue can hold.", "signals.queue_capacity"),
     ("next_batch_bytes", "Expected bytes of the next batch.", "signals.next_batch_bytes"),
     ("cache_hit_ratio", "Share of read bytes served by the page cache, 0 to 1.", "signals.cache_hit_ratio"),
@@ -239,6 +243,28 @@ def _remote_families(report: TickReport, jobs: list[JobReport]) -> Families:
         if job in known:
             fuse.add_metric([*_labels(known[job]), op], _buckets(tuple(histogram)), nanoseconds / 1e9)
     yield from (nfs, objects, fuse)
+    yield from _link_families(report, known)
+
+
+def _link_families(report: TickReport, known: dict[int, JobReport]) -> Families:
+    """The way to the object store, per job over its endpoints; packets by interface."""
+    count = _gauge("object_connections", "Open connections to object stores.", JOB_LABELS)
+    trip = _gauge("object_round_trip_seconds", "Mean smoothed round trip of these connections.", JOB_LABELS)
+    resent = _counter("object_retransmits", "TCP segments sent again to object stores.", JOB_LABELS)
+    states: dict[int, list[LinkState]] = {}
+    for endpoint, state in report.sample.links.items():
+        states.setdefault(endpoint.cgroup_id, []).append(state)
+    for job, several in states.items():
+        if job in known:
+            open_now = sum(one.connections for one in several)
+            weighed = sum(one.connections * (one.round_trip_ns or 0) for one in several)
+            _set(count, _labels(known[job]), open_now)
+            _set(trip, _labels(known[job]), weighed / open_now / 1e9 if open_now else None)
+            _set(resent, _labels(known[job]), sum(one.retransmits for one in several))
+    packets = _counter("interface_packets", "Packets received and sent, by network interface.", ("device",))
+    for name, packed in report.sample.interfaces.items():
+        _set(packets, [name], packed)
+    yield from (count, trip, resent, packets)
 
 
 def _add(
@@ -290,6 +316,38 @@ def _rearrange_families(report: TickReport, max_jobs: int) -> Families:
     for cause in Stop:
         _set(stops, [cause], report.rearrange.stops.get(cause, 0))
     yield from (skips, stops)
+
+
+def _mend_families(report: TickReport, max_jobs: int) -> Families:
+    """Making files contiguous: a job has series from its first time on; what was moved counts once for all disks."""
+    active = _gauge("defragment_active", "1 while the job's files on the device are made contiguous, else 0.",
+                    DEVICE_LABELS)  # fmt: skip
+    moved = _counter("defragment_files", "Files of the job that were made contiguous.", JOB_LABELS)
+    size = _counter("defragment_bytes", "Bytes of those files.", JOB_LABELS)
+    left = _gauge("defragment_files_left", "Badly fragmented files of the job that are known and not moved yet.",
+                  JOB_LABELS)  # fmt: skip
+    gain = _gauge("defragment_gain_seconds", "Wait per iteration before files were moved less that now.", JOB_LABELS)
+    known = set(list(report.jobs)[:max_jobs])
+    told: set[JobId] = set()
+    for (job, device), one in report.rearrange.mended.items():
+        if job in known:
+            _set(active, _slot_labels(report, report.jobs[job], device), one.running)
+        if job in known - told:
+            told.add(job)
+            for family, value in (
+                (moved, one.files),
+                (size, one.bytes),
+                (left, one.left_files),
+                (gain, one.gain_seconds),
+            ):
+                _set(family, _labels(report.jobs[job]), value)
+    skips = _counter("defragment_skips", "Fragmented files that were left as they are, by reason.", ("cause",))
+    for reason in Leave:
+        _set(skips, [reason], report.rearrange.mend_skips.get(reason, 0))
+    stops = _counter("defragment_stops", "Ends of making a job's files contiguous, by cause.", ("cause",))
+    for cause in MoveStop:
+        _set(stops, [cause], report.rearrange.mend_stops.get(cause, 0))
+    yield from (active, moved, size, left, gain, skips, stops)
 
 
 def _agent_families(report: TickReport, dropped: int) -> Families:

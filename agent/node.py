@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import exp, inf
 from pathlib import Path
@@ -17,14 +17,24 @@ from agent.signals import IoCounts, JobSample
 from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
 from bpf.link_state import interface_packets
 from bpf.probes import Probe
-from bpf.samples import BlockCounters, BlockKey, ProbeState, ProbeStatus, Sample, StreamCounters, merge_samples
+from bpf.samples import (
+    BlockCounters,
+    BlockKey,
+    LinkState,
+    ObjectKey,
+    ProbeState,
+    ProbeStatus,
+    Sample,
+    StreamCounters,
+    merge_samples,
+)
 from cgroup.actuators import detect, pick
 from cgroup.devices import Devices
 from cgroup.diskstats import parse_diskstats
 from cgroup.errors import CgroupError, DeviceRefused
 from cgroup.io_files import parse_io_stat
 from cgroup.mounts import Mounts
-from cgroup.tree import join
+from cgroup.tree import Cgroup, join
 from cgroup.watch import TreeWatch
 
 log = logging.getLogger(__name__)
@@ -97,7 +107,10 @@ class LocalNode:
 
     def sample(self, now_ns: int) -> Sample:
         """What every probe reads now."""
-        return merge_samples(now_ns, tuple(probe.read(now_ns) for probe in self._probes))
+        merged = merge_samples(now_ns, tuple(probe.read(now_ns) for probe in self._probes))
+        if not merged.links:
+            return merged
+        return replace(merged, links=links_by_job(merged.links, self._watch.known.values(), self._jobs or ()))
 
     def job_samples(self, sample: Sample, jobs: Mapping[JobId, Job]) -> Mapping[JobId, JobSample]:
         """The sample by job; io.stat joins in where the block probe is missing."""
@@ -190,6 +203,30 @@ def split_by_job(sample: Sample, jobs: Mapping[JobId, Job]) -> dict[JobId, JobSa
         )
         for job in jobs
     }
+
+
+def links_by_job(
+    links: Mapping[ObjectKey, LinkState], cgroups: Iterable[Cgroup], jobs: Iterable[Job]
+) -> dict[ObjectKey, LinkState]:
+    """Link states by job: a socket belongs to the innermost job above the cgroup that it was made in; others go."""
+    paths = {one.id: one.path for one in cgroups}
+    owners = {job.path: job.id for job in jobs}
+    found: dict[ObjectKey, list[LinkState]] = defaultdict(list)
+    for key, state in links.items():
+        path = paths.get(key.cgroup_id, "")
+        while path and path not in owners:
+            path = path.rpartition("/")[0]
+        if path:
+            found[ObjectKey(owners[path], key.endpoint)].append(state)
+    return {key: _joined(states) for key, states in found.items()}
+
+
+def _joined(states: Sequence[LinkState]) -> LinkState:
+    """Of the containers of one job at one endpoint: the round trip is the mean over connections."""
+    known = [(one.connections, one.round_trip_ns) for one in states if one.round_trip_ns is not None]
+    count = sum(connections for connections, _ in known)
+    mean = sum(connections * ns for connections, ns in known) // count if count else None
+    return LinkState(sum(one.connections for one in states), mean, sum(one.retransmits for one in states))
 
 
 def preferred_streams(streams: Sequence[StreamCounters]) -> tuple[StreamCounters, ...]:

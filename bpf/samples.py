@@ -151,6 +151,19 @@ class ObjectCounters:
     histogram: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """Connections of one cgroup to one endpoint: those open now, their mean smoothed round trip, segments sent again.
+
+    `retransmits` is cumulative, as far as they were seen while a connection was open; `round_trip_ns` is None where no
+    connection is open.
+    """
+
+    connections: int
+    round_trip_ns: int | None
+    retransmits: int
+
+
 FuseOp = Literal["read", "write", "other"]
 FUSE_OPS: tuple[FuseOp, ...] = ("read", "write", "other")
 
@@ -197,7 +210,10 @@ class WorkerTime:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All raw counters of the managed cgroups at `time_ns` (CLOCK_MONOTONIC). A probe fills only its own part."""
+    """All raw counters of the managed cgroups at `time_ns` (CLOCK_MONOTONIC). A probe fills only its own part.
+
+    `interfaces` holds the packets received and sent since boot by network interface.
+    """
 
     time_ns: int
     blocks: Mapping[BlockKey, BlockCounters] = field(default_factory=dict)
@@ -207,6 +223,8 @@ class Sample:
     cache: Mapping[int, CacheCounters] = field(default_factory=dict)
     workers: Mapping[int, WorkerTime] = field(default_factory=dict)
     fuse: Mapping[FuseKey, FuseCounters] = field(default_factory=dict)
+    links: Mapping[ObjectKey, LinkState] = field(default_factory=dict)
+    interfaces: Mapping[str, int] = field(default_factory=dict)
 
 
 def merge_samples(time_ns: int, parts: tuple[Sample, ...]) -> Sample:
@@ -217,6 +235,8 @@ def merge_samples(time_ns: int, parts: tuple[Sample, ...]) -> Sample:
     cache: dict[int, CacheCounters] = {}
     workers: dict[int, WorkerTime] = {}
     fuse: dict[FuseKey, FuseCounters] = {}
+    links: dict[ObjectKey, LinkState] = {}
+    interfaces: dict[str, int] = {}
     streams: list[StreamCounters] = []
     for part in parts:
         blocks.update(part.blocks)
@@ -225,5 +245,7 @@ def merge_samples(time_ns: int, parts: tuple[Sample, ...]) -> Sample:
         cache.update(part.cache)
         workers.update(part.workers)
         fuse.update(part.fuse)
+        links.update(part.links)
+        interfaces.update(part.interfaces)
         streams.extend(part.streams)
-    return Sample(time_ns, blocks, tuple(streams), nfs, objects, cache, workers, fuse)
+    return Sample(time_ns, blocks, tuple(streams), nfs, objects, cache, workers, fuse, links, interfaces)

@@ -25,6 +25,7 @@ WORKER_NAME = "pt_data_worker"
 _FIELDS = {
     "OFF_TASK_FILES": "task_struct.files",
     "OFF_TASK_PID": "task_struct.pid",
+    "OFF_TASK_RAN": "task_struct.se.sum_exec_runtime",
     "OFF_FILES_FDT": "files_struct.fdt",
     "OFF_FDT_FD": "fdtable.fd",
     "OFF_FDT_MAX_FDS": "fdtable.max_fds",
@@ -74,6 +75,10 @@ _REGISTERS = {
     "x86_64": {"REGS_NUMBER": "pt_regs.orig_ax", "REGS_FIRST": "pt_regs.di"},
     "aarch64": {"REGS_NUMBER": "pt_regs.syscallno", "REGS_FIRST": "pt_regs.orig_x0"},
 }
+_QUEUED = "task_struct.sched_info.run_delay"
+"""Present with CONFIG_SCHED_INFO, that is with task delay accounting or scheduler statistics."""
+
+_MISSED = ("arrivals", "departures", "wakeups")
 _MAX_CGROUPS = 4096
 _MAX_WORKERS = 16384
 
@@ -113,9 +118,23 @@ class WorkersProbe:
         """Attached, degraded where system calls cannot be looked at, or unavailable."""
         if self._program is None:
             return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._why)
+        missed = self.missed()
+        lost = missed["departures"]
         if self._why:
-            return ProbeStatus(self.name, ProbeState.DEGRADED, f"what workers wait for is guessed: {self._why}")
-        return ProbeStatus(self.name, ProbeState.ATTACHED)
+            why = f"what workers wait for is guessed: {self._why}"
+            return ProbeStatus(self.name, ProbeState.DEGRADED, why, lost_events=lost)
+        return ProbeStatus(self.name, ProbeState.ATTACHED, lost_events=lost)
+
+    def missed(self) -> dict[str, int]:
+        """Events that the kernel did not tell of, since the start.
+
+        `arrivals` on a CPU and `wakeups` are mended from the kernel's own sums of time running and waiting to run (the
+        latter where it keeps it). `departures`: so is the running time, but what was waited for is told as `other`.
+        """
+        if self._program is None:
+            return dict.fromkeys(_MISSED, 0)
+        counts = self._program.map("missed")
+        return {name: int(counts[at].value) for at, name in enumerate(_MISSED)}
 
     def manage(self, cgroup_ids: Collection[int]) -> None:
         """Watch the workers of these cgroups and of what is below them, and no others."""
@@ -165,7 +184,10 @@ def _load(loader: Loader, known: Macros) -> Program:
     btf = loader.btf
     state = "task_struct.__state" if btf.has("task_struct.__state") else "task_struct.state"  # since 5.14
     sizes = {"MAX_CGROUPS": _MAX_CGROUPS, "MAX_WORKERS": _MAX_WORKERS}
-    macros = {**btf.offsets(_FIELDS | {"OFF_TASK_STATE": state}), **known, **sizes}
+    fields = _FIELDS | {"OFF_TASK_STATE": state}
+    if btf.has(_QUEUED):
+        fields |= {"OFF_TASK_QUEUED": _QUEUED}
+    macros = {**btf.offsets(fields), **known, **sizes}
     program = loader.load(SOURCE, macros, shared=[MEMORY_HEADER, OWNER_HEADER])
     try:
         _attach(program)

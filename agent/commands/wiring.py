@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -18,14 +18,16 @@ from agent.hint_listener import HintListener
 from agent.history import History
 from agent.loop import Loop
 from agent.metrics import ReportCollector
-from agent.rearrange_process import HelperProcess
+from agent.rearrange_mending import Mending
+from agent.rearrange_process import HelperProcess, MoverProcess
 from agent.rearranger import Rearranger
 from agent.server import Endpoint
-from agent.settings import stop_settings
+from agent.settings import pay_settings, stop_settings
 from agent.snapshot import snapshot
 from bpf.block import BlockProbe
 from bpf.dataloader import DataLoaderProbe
 from bpf.fuse import FuseProbe
+from bpf.link_state import LinkProbe
 from bpf.loader import Loader
 from bpf.nfs import NfsProbe
 from bpf.object_store import ANY_PEER, ObjectStoreProbe
@@ -52,6 +54,7 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
         (wanted.fuse, lambda: FuseProbe(loader)),
         (wanted.page_cache, lambda: PageCacheProbe(loader)),
         (wanted.object_store, lambda: _object_store(config, loader)),
+        (wanted.object_store, lambda: LinkProbe(_endpoints(config))),
         (wanted.dataloader, lambda: DataLoaderProbe(loader)),
         (wanted.workers, lambda: WorkersProbe(loader)),
         (config.hint.enabled, lambda: HintListener(Path(config.hint.socket), Path(root))),
@@ -59,10 +62,13 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
     return [make() for is_wanted, make in ladder if is_wanted]
 
 
+def _endpoints(config: Config) -> Collection[str]:
+    return config.probes.object_endpoints or ANY_PEER
+
+
 def _object_store(config: Config, loader: Loader) -> Probe:
-    endpoints = config.probes.object_endpoints or ANY_PEER
     try:
-        return ObjectStoreProbe(loader, endpoints=endpoints)
+        return ObjectStoreProbe(loader, endpoints=_endpoints(config))
     except ValueError as error:
         raise ConfigError(f"probes.object_endpoints: {error}") from None
 
@@ -134,9 +140,17 @@ def make_rearranger(stack: contextlib.ExitStack, config: Config, root: str, enfo
     chosen = config.rearrange
     if not chosen.enabled or config.mode == "observe":
         return None
-    helper = HelperProcess(root, "/" + chosen.cgroup.strip("/"), chosen.memory_mib << 20)
+    own = "/" + chosen.cgroup.strip("/")
+    mending = None
+    if chosen.defragment:
+        mover = MoverProcess(root, f"{own}-defragment", chosen.defragment_memory_mib << 20)
+        mending = Mending(mover, pay_settings(config), chosen.defragment_ratio)
     rearranger = Rearranger(
-        helper, stop_settings(config), read_ahead=enforcer, read_ahead_kilobytes=chosen.read_ahead_kb
+        HelperProcess(root, own, chosen.memory_mib << 20),
+        stop_settings(config),
+        mending=mending,
+        read_ahead=enforcer,
+        read_ahead_kilobytes=chosen.read_ahead_kb,
     )
     stack.callback(rearranger.close, "the agent stops")
     return rearranger

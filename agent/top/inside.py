@@ -26,6 +26,7 @@ def job(row: Row, trace: Trace, canvas: Canvas, now: float) -> list[Text]:
         *_loop(row),
         *_cause(row),
         *(line for one in row["devices"] for line in _device(one, canvas)),
+        *_links(row),
         *_decisions(row),
     ]
 
@@ -61,7 +62,7 @@ def _loop(row: Row) -> list[Text]:
             f" ({percent(lost_ratio(row))} lost)"
         ),
         Text(
-            f"queue {queue(row['queue_depth'], row['queue_capacity'])}, next batch "
+            f"queue {queue(row['queue_depth'], row['queue_capacity'])}{_in_order(row)}, next batch "
             f"{rate(row['next_batch_bytes']).removesuffix('/s')}, starved {row['starvation_events']} times"
         ),
     ]
@@ -72,6 +73,24 @@ def _loop(row: Row) -> list[Text]:
     )
     told = [f"{name} {percent(row[key])}" for name, key in ratios if row[key] is not None]
     return [*lines, Text(", ".join(told))] if told else lines
+
+
+def _in_order(row: Row) -> str:
+    """How much of the queue the loop can take now, where that is known and less than is ready."""
+    takeable, depth = row.get("queue_takeable"), row["queue_depth"]
+    return "" if takeable is None or depth is None or takeable >= depth else f" ({takeable:.3g} in order)"
+
+
+def _links(row: Row) -> list[Text]:
+    """The way to each object store that the job talks to."""
+    lines = [
+        Text(
+            f"{link['endpoint']}  {link['connections']} open, round trip {duration(link['round_trip_seconds'])}, "
+            f"{link['retransmits']} sent again"
+        )
+        for link in row.get("links", ())
+    ]
+    return [Text(""), *lines] if lines else []
 
 
 def _cause(row: Row) -> list[Text]:

@@ -1,19 +1,23 @@
 """Link state on loopback, against the socket's own TCP_INFO and the kernel's interface counters."""
 
 import contextlib
+import ctypes
 import socket
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from bpf.link_state import interface_packets, read_links
-from bpf.samples import ObjectKey
+from bpf.link_state import LinkProbe, interface_packets, read_connections
+from bpf.samples import LinkState, ObjectKey, ProbeState
 
 pytestmark = pytest.mark.native
 
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # include/uapi/asm-generic/socket.h
+TCP_INFO_TOTAL_RETRANS_AT = 100  # the 24th
 TCP_INFO_RTT_AT = 68  # struct tcp_info, include/uapi/linux/tcp.h: 8 bytes of flags, then u32s; tcpi_rtt is the 16th
 
 
@@ -33,26 +37,125 @@ def connected(family, address, count):
         yield port, clients
 
 
+def until(condition):
+    """Wait for the probe's thread."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def watching():
+    made = []
+
+    def begin(*endpoints, **more):
+        made.append(LinkProbe(endpoints, every_seconds=0.05, **more))
+        made[-1].manage([1])
+        return made[-1]
+
+    yield begin
+    for probe in made:
+        probe.close()
+
+
 @pytest.mark.parametrize(
     ("family", "address", "shown"), [(socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::1", "[::1]")]
 )
-def test_connections_and_round_trips(family, address, shown):
+def test_connections_and_round_trips(watching, family, address, shown):
     with connected(family, address, 3) as (port, clients):
-        found = read_links([port])
+        probe = watching(f"*:{port}")
+        until(lambda: probe.read(0).links)
+        ((key, state),) = probe.read(0).links.items()
         rtts = [
             struct.unpack_from("=I", client.getsockopt(6, socket.TCP_INFO, 104), TCP_INFO_RTT_AT)[0]
             for client in clients
         ]
-    ((key, state),) = found.items()
-    assert isinstance(key, ObjectKey)
-    assert key.endpoint == f"{shown}:{port}"
-    assert (state.connections, state.retransmits) == (3, 0)
-    assert state.round_trip_ns == sum(rtts) * 1000 // 3
+        assert isinstance(key, ObjectKey)
+        assert key.endpoint == f"{shown}:{port}"
+        assert state == LinkState(3, sum(rtts) * 1000 // 3, 0)
+        assert probe.status().state is ProbeState.ATTACHED
+    until(lambda: probe.read(0).links[key] == LinkState(0, None, 0))
 
 
-def test_other_ports_are_left_out():
+def test_the_socket_belongs_to_the_cgroup_it_was_made_in(make_cgroup):
+    cgroup = make_cgroup()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
+        talk = f"import socket; s = socket.create_connection(('127.0.0.1', {port})); s.recv(1)"
+        client = subprocess.Popen(["sh", "-c", enter, cgroup, sys.executable, "-c", talk])
+        accepted, _ = server.accept()
+        with accepted:
+            owners = {one.key.cgroup_id for one in read_connections([port])}
+        client.wait()
+    assert owners == {cgroup.stat().st_ino}
+
+
+@contextlib.contextmanager
+def deaf(receiver):
+    """A socket whose kernel drops all that comes for it, by a filter that accepts nothing (socket(7))."""
+    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF_RET | BPF_K: keep 0 bytes
+    program = struct.pack("HL", 1, ctypes.addressof(nothing))
+    receiver.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+    yield
+    receiver.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+
+
+def test_segments_sent_again_are_counted_while_connections_come_and_go(watching):
+    """The truth is the socket's own TCP_INFO."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        probe = watching(f"127.0.0.1:{port}")
+        total = 0
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as receiver:
+                with deaf(receiver):
+                    client.sendall(b"request")
+                    until(lambda client=client: again(client) >= 2)
+                receiver.recv(1000)
+                total += again(client)
+                until(lambda total=total: known(probe, "retransmits") == [total])
+            until(lambda: known(probe, "connections") == [0])
+        assert known(probe, "retransmits") == [total]
+
+
+def known(probe, name):
+    return [getattr(one, name) for one in probe.read(0).links.values()]
+
+
+def again(client):
+    """tcpi_total_retrans of a socket."""
+    return struct.unpack_from("=I", client.getsockopt(6, socket.TCP_INFO, 104), TCP_INFO_TOTAL_RETRANS_AT)[0]
+
+
+def test_other_ports_and_other_peers_are_left_out(watching):
     with connected(socket.AF_INET, "127.0.0.1", 1) as (port, _):
-        assert read_links([port - 1]) == {}
+        assert list(read_connections([port - 1])) == []
+        probe = watching(f"127.0.0.2:{port}")
+        until(lambda: probe.read(0).interfaces)
+        assert probe.read(0).links == {}
+
+
+def test_it_looks_only_while_somebody_is_managed(watching):
+    looks = []
+    probe = watching("*:1", look=lambda _ports: iter(looks.append(1) or ()))
+    until(lambda: len(looks) > 2)
+    probe.manage([])
+    seen = len(looks)
+    time.sleep(0.2)
+    assert len(looks) == seen
+    assert probe.read(0).interfaces == {}
+
+
+def test_a_kernel_that_refuses_is_told(watching):
+    def refuse(_ports):
+        raise PermissionError(1, "Operation not permitted")
+
+    probe = watching("*:1", look=refuse)
+    until(lambda: probe.status().state is ProbeState.UNAVAILABLE)
+    assert "Operation not permitted" in probe.status().why
+    assert (probe.read(0).links, probe.read(0).interfaces) == ({}, {})
 
 
 def test_packets_agree_with_sysfs():
@@ -64,7 +167,7 @@ def test_packets_agree_with_sysfs():
 
 def test_asking_imports_nothing():
     """The first question comes in the midst of a pass."""
-    ask = "before = set(sys.modules); interface_packets(); read_links([80]); print(*set(sys.modules) - before)"
-    program = f"import sys; from bpf.link_state import interface_packets, read_links; {ask}"
+    ask = "before = set(sys.modules); interface_packets(); [*read_connections([80])]; print(*set(sys.modules) - before)"
+    program = f"import sys; from bpf.link_state import interface_packets, read_connections; {ask}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"

@@ -1,5 +1,7 @@
 """The worker probe against what the kernel books per thread (schedstat) and what the process itself clocked."""
 
+import contextlib
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from bpf.samples import ProbeState
 from bpf.workers import WorkersProbe
 from tests.native import workload
 from tests.native.conftest import missing
-from tests.native.worker_process import Worker, close_to, during
+from tests.native.worker_process import Worker, close_to, during, times
 
 pytestmark = pytest.mark.native
 
@@ -58,16 +60,65 @@ def watched(probe, make_cgroup, start, data):
 
 
 def test_running_and_runnable_time_are_the_kernels_own(probe, watched):
-    """About one run in a hundred misses one stretch, why is not known yet: after it three in a row must be right."""
     seen, said = during(probe, *watched, "cpu")
-    if not close_to(seen["on_cpu_ns"], said["run"], 0.02):
-        print(f"once more: the probe saw {seen}, the kernel booked {said}")
-        for _ in range(3):
-            seen, said = during(probe, *watched, "cpu")
-            assert close_to(seen["on_cpu_ns"], said["run"], 0.02)
+    assert close_to(seen["on_cpu_ns"], said["run"], 0.02)
     assert close_to(seen["runnable_ns"], said["wait"], 0.02)
     assert seen["on_cpu_ns"] >= 450_000_000
     assert seen["block_ns"] + seen["nfs_ns"] + seen["network_ns"] + seen["fault_ns"] < 30_000_000
+
+
+@contextlib.contextmanager
+def deaf_to(probe, tracepoint):
+    """Events of a tracepoint do not reach the probe's program, as on kernels that hide tasks from tracing."""
+    program = probe._program
+    program.detach(f"raw_tracepoint:{tracepoint}")
+    yield
+    program.attach_raw_tracepoint(tracepoint, {"sched_switch": "raw_switched", "sched_wakeup": "raw_woken"}[tracepoint])
+
+
+@pytest.fixture
+def crowd():
+    """More to run than there are CPUs."""
+    busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    yield
+    for process in busy:
+        process.kill()
+        process.wait()
+
+
+def unseen(probe, cgroup, worker, tracepoint, phase, runs):
+    """(running, runnable) ns that the probe added and that the kernel booked; the first events are missed.
+
+    `runs`: how often the worker has to come to the CPU before they are seen again.
+    """
+    worker.settle()
+    before, booked = times(probe, cgroup), worker.booked()
+    with deaf_to(probe, tracepoint):
+        worker.begin(phase)
+        while worker.booked()[2] < booked[2] + runs:
+            pass
+    worker.end()
+    worker.settle()
+    after, now = times(probe, cgroup), worker.booked()
+    seen = (after.on_cpu_ns - before.on_cpu_ns, after.runnable_ns - before.runnable_ns)
+    return seen, (now[0] - booked[0], now[1] - booked[1])
+
+
+def test_a_worker_that_was_not_seen_to_come_to_the_cpu_has_run(probe, watched):
+    missed = probe.missed()
+    seen, booked = unseen(probe, *watched, "sched_switch", "cpu", 1)
+    assert probe.missed()["arrivals"] > missed["arrivals"]
+    assert booked[0] > 450_000_000
+    assert close_to(seen[0], booked[0], 0.02)
+
+
+def test_a_worker_that_was_not_seen_to_wake_waited_as_long_as_the_kernel_says(probe, watched, crowd):
+    missed = probe.missed()
+    seen, booked = unseen(probe, *watched, "sched_wakeup", "naps", 100)
+    assert probe.missed()["wakeups"] > missed["wakeups"]
+    assert booked[1] > 20_000_000, "nothing was waited for"
+    assert close_to(seen[1], booked[1], 0.02, 5_000_000)
+    assert close_to(seen[0], booked[0], 0.02, 5_000_000)
 
 
 def test_direct_reads_are_waits_for_the_disk(probe, watched):

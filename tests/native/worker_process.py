@@ -24,6 +24,10 @@ def cpu():
 def sleep():
     time.sleep(0.4)
 
+def naps():
+    for _ in range(200):
+        time.sleep(0.001)
+
 def direct():
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     buffer = mmap.mmap(-1, 1 << 20)
@@ -79,10 +83,21 @@ class Worker:
         )
         assert self.process.stdout.readline() == "ready\n"
 
-    def do(self, phase):
+    def begin(self, phase):
         self.process.stdin.write(phase + "\n")
         self.process.stdin.flush()
+
+    def end(self):
+        """What it says of the phase, once that has ended."""
         return json.loads(self.process.stdout.readline())
+
+    def do(self, phase):
+        self.begin(phase)
+        return self.end()
+
+    def booked(self):
+        """What the kernel has booked for its main thread: running and runnable ns, and how often it came to a CPU."""
+        return [int(field) for field in Path(f"/proc/{self.process.pid}/schedstat").read_text().split()]
 
     def settle(self):
         """Wait until it sleeps: a stretch of running or of waiting for a CPU is booked when it ends."""

@@ -3,12 +3,20 @@
 import itertools
 
 from agent.config import DeviceRule
-from agent.node import NicPackets, UnmanagedTraffic, configured_devices, preferred_streams, split_by_job
+from agent.node import (
+    NicPackets,
+    UnmanagedTraffic,
+    configured_devices,
+    links_by_job,
+    preferred_streams,
+    split_by_job,
+)
 from agent.types import Capacity, DeviceInfo, Job, Medium
-from bpf.samples import BlockCounters, BlockKey, CacheCounters, Sample, StreamCounters
+from bpf.samples import BlockCounters, BlockKey, CacheCounters, LinkState, ObjectKey, Sample, StreamCounters
 from cgroup.devices import Devices
 from cgroup.errors import DeviceRefused
 from cgroup.mounts import Mounts
+from cgroup.tree import Cgroup
 
 DISK = "259:0"
 MIB = 1 << 20
@@ -33,6 +41,22 @@ def test_split_by_job_leaves_strangers_out():
     assert parts[2].cache == CacheCounters(10, 1)
     assert [len(part.streams) for part in parts.values()] == [1, 1]
     assert parts[1].time_ns == 5
+
+
+def test_a_socket_belongs_to_the_innermost_job_above_its_cgroup():
+    """A pod's containers are below it; a system service, and a cgroup that is gone, are nobody's."""
+    tree = [Cgroup(1, "/a"), Cgroup(11, "/a/c1"), Cgroup(12, "/a/c2/deep"), Cgroup(2, "/b"), Cgroup(5, "/ab")]
+    links = {
+        ObjectKey(11, "192.0.2.1:443"): LinkState(1, 100, 1),
+        ObjectKey(12, "192.0.2.1:443"): LinkState(3, 500, 2),
+        ObjectKey(1, "192.0.2.2:443"): LinkState(0, None, 7),
+        ObjectKey(5, "192.0.2.1:443"): LinkState(9, 1, 9),
+        ObjectKey(99, "192.0.2.1:443"): LinkState(9, 1, 9),
+    }
+    assert links_by_job(links, tree, JOBS.values()) == {
+        ObjectKey(1, "192.0.2.1:443"): LinkState(4, 400, 3),
+        ObjectKey(1, "192.0.2.2:443"): LinkState(0, None, 7),
+    }
 
 
 def test_a_hint_is_believed_before_an_inference():

@@ -237,6 +237,20 @@ def test_look_inside_shows_the_numbers(states):
         assert words in text
 
 
+def test_look_inside_shows_what_is_in_order_and_the_way_to_the_store(states):
+    """An agent of an earlier version tells neither."""
+    one = states[-1]["jobs"][0]
+    link = {"endpoint": "192.0.2.1:443", "connections": 4, "round_trip_seconds": 0.002, "retransmits": 3}
+    told = one | {"queue_depth": 4.0, "queue_takeable": 1.0, "queue_capacity": 8.0, "links": [link]}
+    untold = {key: value for key, value in told.items() if key not in ("queue_takeable", "links")}
+    texts = [
+        "\n".join(shown(states[-1] | {"jobs": [job]}, View(inside=True, selected=one["id"]), Canvas(100, 60)))
+        for job in (told, untold)
+    ]
+    for words in ("queue 4/8 (1 in order)", "192.0.2.1:443  4 open, round trip 2 ms, 3 sent again"):
+        assert [words in text for text in texts] == [True, False]
+
+
 def test_a_job_that_ended_while_looking_inside_gives_the_overview(states):
     assert any("JOB" in line for line in shown(states[10], View(inside=True, selected=4711)))
 

@@ -18,6 +18,7 @@ from agent.types import (
     Level,
     Loan,
     Medium,
+    Mended,
     Need,
     PidTerms,
     PoolState,
@@ -33,6 +34,7 @@ from bpf.samples import (
     BlockKey,
     FuseCounters,
     FuseKey,
+    LinkState,
     NfsCounters,
     NfsKey,
     ObjectCounters,
@@ -86,7 +88,12 @@ def busy_report(step: int = 1, at: float = 1_700_000_000.0) -> TickReport:
         duration_seconds=0.004,
         seconds_total=0.04 * step,
         rearrange=RearrangeReport(
-            {(11, HDD): Rearranged("running", "it starves", 10**8 * step, 0.9, 0.02)}, {"direct": step}, {"no_gain": 1}
+            {(11, HDD): Rearranged("running", "it starves", 10**8 * step, 0.9, 0.02)},
+            {"direct": step},
+            {"no_gain": 1},
+            mended={(11, HDD): Mended(True, "it starves", step, 10**8 * step, 7, 0.02)},
+            mend_skips={"open": step},
+            mend_stops={"done": 1},
         ),
     )
 
@@ -135,4 +142,6 @@ def _sample(step: int) -> Sample:
         nfs={NfsKey(job, "server:/data", op): rpc for job in JOBS for op in ("read", "write")},
         objects={ObjectKey(job, "192.0.2.1:443"): replace(request, bytes=10**6 * step) for job in JOBS},
         fuse={FuseKey(job, "/mnt/s3", "other"): FuseCounters(step, 0, step, 1, histogram) for job in JOBS},
+        links={ObjectKey(job, "192.0.2.1:443"): LinkState(4, 250_000, step) for job in JOBS},
+        interfaces={"eth0": 1000 * step, "other": 10 * step},
     )
