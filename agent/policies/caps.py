@@ -34,8 +34,7 @@ def follow(
     """The cap after this step on its way to `target`.
 
     The first cap is what is used now, if that is more. Then at most 20 % down per `step_seconds` and 20 % up per
-    `raise_seconds`; with `at_once` (who takes too much: best effort, and jobs over their share) cuts are not limited
-    and raises only in their pace.
+    `raise_seconds`; with `at_once` (best effort) cuts are not limited and raises only in their pace.
     """
     limited = settings.switches.bounds and not at_once
     gentle = settings.switches.gentle_writes

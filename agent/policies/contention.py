@@ -109,11 +109,7 @@ def decide(
         due = {m.job: max(fair[m.job], entitlements[m.job].share) for m in members}
         spared = _spared(before.caps, members, victims, starved_at, due)
         spared |= _sheltered(before.caps, best_effort, neighbours, members, due)
-        now, theirs = moment.now, sum(n.used for n in neighbours)
-        crowded = bool(victims) and theirs <= OTHERS_SHARE
-        caps = _training_caps(
-            before.caps, members, spared, entitlements, fair, now=now, crowded=crowded, settings=settings
-        )
+        caps = _training_caps(before.caps, members, spared, entitlements, fair, now=moment.now, settings=settings)
     quotas = {job: _quota(cap, before.caps.get(job), "over its share or healthy") for job, cap in caps.items()}
     for job, cap in best_effort.caps.items():
         quotas[job] = _quota(cap, before.best_effort.caps.get(job), "what need leaves over")
@@ -249,7 +245,6 @@ def _training_caps(
     fair: Mapping[JobId, float],
     *,
     now: float,
-    crowded: bool,
     settings: PolicySettings,
 ) -> dict[JobId, Cap]:
     """Caps on who is over its share and on healthy jobs; never on recent victims nor where the controller is frozen."""
@@ -257,23 +252,20 @@ def _training_caps(
     for m in members:
         if m.job in spared or not m.actionable:
             continue
-        old, entitled = before.get(m.job), entitlements[m.job].share
-        cap = _cap(m, old, entitled, fair[m.job], now=now, crowded=crowded, settings=settings)
+        cap = _cap(m, before.get(m.job), entitlements[m.job].share, fair[m.job], now=now, settings=settings)
         if cap is not None:
             caps[m.job] = cap
     return caps
 
 
 def _cap(
-    m: Member, old: Cap | None, entitled: float, fair: float, *, now: float, crowded: bool, settings: PolicySettings
+    m: Member, old: Cap | None, entitled: float, fair: float, *, now: float, settings: PolicySettings
 ) -> Cap | None:
     """The cap of one job, or None.
 
     It never goes below what the job uses healthily within its fair part. A full queue is slack even where the latency
     of the crowded device lowers the score. A job that falls sick under its cap without wanting more than its fair part
-    is released; one that wants more keeps to its entitlement, without the headroom that a well job has. In a `crowded`
-    moment, while others starve and there is no best effort to cut, one that takes more than its share is cut at once
-    to little more than its fair part: a job that refills a deep queue with many workers keeps the device's queue full.
+    is released; one that wants more keeps to its entitlement, without the headroom that a well job has.
     """
     over = m.used > OVER_RATIO * max(fair, entitled)
     slack = m.score > settings.healthy_score or (m.full and m.score >= settings.tight_score)
@@ -282,12 +274,10 @@ def _cap(
     if not (over or healthy or kept):
         return None
     enough = min(fair, m.used if m.steady is None else m.steady)
-    if crowded and (over or not healthy):
-        entitled = min(entitled, settings.crowd_ratio * fair)
     gentle = settings.switches.gentle_writes and m.score >= settings.tight_score
     headroom = settings.headroom if gentle else 0.0
     target = bounded(max(entitled, enough) * (1.0 + headroom), settings)
-    return None if target is None else follow(old, target, m.used, now, settings, at_once=over and crowded)
+    return None if target is None else follow(old, target, m.used, now, settings)
 
 
 def _quota(cap: Cap, before: Cap | None, why: str) -> Quota:
