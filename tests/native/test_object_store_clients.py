@@ -1,9 +1,10 @@
-"""The object-store probe with real clients (boto3, curl) against a real S3 server, over HTTP and TLS.
+"""The object-store probe with real clients (boto3, s3fs, curl) against a real S3 server, over HTTP and TLS.
 
 Ground truth: what the server logged is within what the probe saw, and that within what the client timed.
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from bpf.object_store import ObjectStoreProbe
 from tests.native import s3_client
+from tests.native.conftest import missing
 
 pytestmark = pytest.mark.native
 
@@ -33,10 +35,10 @@ class Store:
         self.url = f"{scheme}://127.0.0.1:{self.port}"
         self.object = f"{self.url}/{s3_client.BUCKET}/{s3_client.OBJECT}"
 
-    def gets(self):
-        """End the server: its GETs as (bytes, ns, client's port)."""
+    def asked(self):
+        """End the server: what it was asked for by readers as (method, bytes, ns, client's port)."""
         output, _ = self.process.communicate(timeout=30)
-        return [entry[1:] for entry in json.loads(output) if entry[0] == "GET"]
+        return [entry for entry in json.loads(output) if entry[0] in ("GET", "HEAD")]
 
 
 @pytest.fixture(scope="module")
@@ -85,22 +87,29 @@ def once_closed(probe):
     return found
 
 
+def ports(served):
+    return {port for *_, port in served}
+
+
 def assert_between(counters, served, first_ns, last_ns):
     """The probe's times hold the server's and are held by the client's."""
-    connections = len({port for _, _, port in served})
+    size, gets = sum(size for _, size, _, _ in served), sum(method == "GET" for method, *_ in served)
     assert counters.requests == len(served)
-    assert sum(size for size, _, _ in served) <= counters.bytes < 1.05 * sum(size for size, _, _ in served) + 50_000
-    assert sum(ns for _, ns, _ in served) <= counters.last_byte_ns * 1.02 <= 1.02 * last_ns * 1.02
+    assert size <= counters.bytes < 1.05 * size + 50_000
+    assert sum(ns for _, _, ns, _ in served) <= counters.last_byte_ns * 1.02 <= 1.02 * last_ns * 1.02
     # Under TLS 1.3 a connection's session tickets come before its first answer.
-    assert (len(served) - connections) * WAIT_S * 1e9 <= counters.first_byte_ns <= first_ns
+    assert (gets - len(ports(served))) * WAIT_S * 1e9 <= counters.first_byte_ns <= first_ns
 
 
 @pytest.mark.parametrize("connections", [1, 4])
-def test_boto3(probe, store, make_cgroup, connections):
+@pytest.mark.parametrize("library", ["boto3", "s3fs"])
+def test_python_clients(probe, store, make_cgroup, library, connections):
+    if importlib.util.find_spec(library) is None:
+        missing(f"{library} is not installed: run `make setup-test`")
     cgroup = make_cgroup()
     probe.manage([cgroup.stat().st_ino])
     client = subprocess.Popen(
-        [sys.executable, s3_client.__file__, cgroup, store.url, "40", str(connections)],
+        [sys.executable, s3_client.__file__, library, cgroup, store.url, "40", str(connections)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -110,13 +119,13 @@ def test_boto3(probe, store, make_cgroup, connections):
     key, running = only(probe)
     client.communicate("done\n", timeout=30)
     ended = once_closed(probe)
-    served = store.gets()
+    served = store.asked()
     assert key.endpoint == f"127.0.0.1:{store.port}"
-    assert len(times) == 40
+    assert len(times) == sum(method == "GET" for method, *_ in served) == 40
     assert [size for _, _, size in times] == [s3_client.OBJECT_BYTES] * 40
     assert_between(running, served, *(sum(entry[at] for entry in times) for at in (0, 1)))
-    assert running.open_connections == len({port for _, _, port in served}) == connections, "they are kept alive"
-    assert (ended.open_connections, sum(ended.histogram)) == (0, 40)
+    assert running.open_connections == len(ports(served)) == connections, "they are kept alive"
+    assert (ended.open_connections, sum(ended.histogram)) == (0, len(served))
 
 
 @pytest.mark.parametrize("parallel", [(), ("--parallel", "--parallel-max", "4")])
@@ -130,9 +139,9 @@ def test_curl(probe, store, make_cgroup, parallel):
     enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
     done = subprocess.run(["sh", "-c", enter, cgroup, *command], capture_output=True, text=True, check=True)
     counters = once_closed(probe)
-    served = store.gets()
+    served = store.asked()
     rows = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
     assert {row[3] for row in rows} == {s3_client.OBJECT_BYTES}
     assert_between(counters, served, *(sum(row[at] for row in rows) * 1e9 for at in (0, 1)))
-    assert sum(row[2] for row in rows) == len({port for _, _, port in served}) == (4 if parallel else 1)
+    assert sum(row[2] for row in rows) == len(ports(served)) == (4 if parallel else 1)
     assert (counters.open_connections, sum(counters.histogram)) == (0, 20)
