@@ -1,4 +1,6 @@
-"""The object-store probe with real clients (boto3, s3fs, curl) against a real S3 server, over HTTP and TLS.
+"""The object-store probe with real clients against a real S3 server, over HTTP and TLS.
+
+The clients are boto3, curl and both programs that are called s3fs: the Python library and the mount.
 
 Ground truth: what the server logged is within what the probe saw, and that within what the client timed.
 """
@@ -7,6 +9,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from bpf.fuse import FuseProbe
 from bpf.object_store import ObjectStoreProbe
-from tests.native import s3_client
+from bpf.samples import FuseKey
+from tests.native import s3_client, workload
 from tests.native.conftest import missing
 
 pytestmark = pytest.mark.native
@@ -145,3 +150,55 @@ def test_curl(probe, store, make_cgroup, parallel):
     assert_between(counters, served, *(sum(row[at] for row in rows) * 1e9 for at in (0, 1)))
     assert sum(row[2] for row in rows) == len(ports(served)) == (4 if parallel else 1)
     assert (counters.open_connections, sum(counters.histogram)) == (0, 20)
+
+
+@contextlib.contextmanager
+def mounted_by_s3fs(store, cgroup, folder):
+    """The bucket mounted at a folder by s3fs, which runs in a cgroup of its own."""
+    secret = folder.with_suffix(".secret")
+    secret.write_text("test:test")
+    secret.chmod(0o600)
+    folder.mkdir()
+    options = f"url={store.url},use_path_request_style,passwd_file={secret},no_check_certificate,ssl_verify_hostname=0"
+    enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
+    daemon = subprocess.Popen(
+        ["sh", "-c", enter, cgroup, "s3fs", s3_client.BUCKET, folder, "-f", "-o", options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not os.path.ismount(folder):
+            assert daemon.poll() is None, "s3fs does not mount"
+            assert time.monotonic() < deadline, "s3fs does not mount in time"
+            time.sleep(0.05)
+        yield folder
+    finally:
+        subprocess.run(["fusermount", "-u", folder], check=False)
+        daemon.wait(timeout=30)
+
+
+def test_a_bucket_mounted_by_s3fs(loader, probe, store, make_cgroup, tmp_path):
+    """The job's requests are to the file system, those to the store are its daemon's."""
+    if not Path("/dev/fuse").exists() or shutil.which("s3fs") is None:
+        missing("no FUSE in this kernel, or s3fs is not installed: run `make setup-test`")
+    job, helper = make_cgroup(), make_cgroup()
+    probe.manage([helper.stat().st_ino])
+    fuse = FuseProbe(loader)
+    fuse.manage([job.stat().st_ino])
+    try:
+        with mounted_by_s3fs(store, helper, tmp_path / "bucket") as folder:
+            report = workload.run(job, "buffered", folder / s3_client.OBJECT, s3_client.OBJECT_BYTES // 6, 6)
+            reads = fuse.read(time.monotonic_ns()).fuse[FuseKey(job.stat().st_ino, str(folder), "read")]
+            key, counters = only(probe)
+    finally:
+        fuse.close()
+    served = store.asked()
+    assert report.bytes == s3_client.OBJECT_BYTES == reads.bytes
+    assert WAIT_S * 1e9 <= reads.total_ns <= reads.requests * sum(report.times_ns), "a read waits for its GET"
+    assert key.cgroup_id == helper.stat().st_ino
+    # GnuTLS, unlike OpenSSL, may take a connection's session tickets before it asks: an exchange of their own.
+    handshakes = len(ports(served)) if store.scheme == "https" else 0
+    assert len(served) <= counters.requests <= len(served) + handshakes
+    assert counters.bytes >= sum(size for _, size, _, _ in served) >= s3_client.OBJECT_BYTES
+    assert counters.last_byte_ns * 1.02 >= sum(ns for _, _, ns, _ in served)
