@@ -24,6 +24,9 @@ __all__ = ["CannotMeasureError", "add_arguments", "run", "set_defaults"]
 REFERENCE = Path(__file__).with_name("reference.c")
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 READS_PER_SECOND = 2
+SLICE_SECONDS = 0.25
+SETTLE_SECONDS = 0.05
+SLICES_PER_PAIR = 25
 _NOBODY = 1 << 40
 """No cgroup has this id."""
 _COST_ROUNDS = 5
@@ -78,6 +81,7 @@ def run(arguments: argparse.Namespace) -> Report:
         for name, measure in (
             ("per_io", lambda: per_io(loader, load, max(1, min(_COST_ROUNDS, arguments.pairs)))),
             ("iops", lambda: iops_lost(loader, load, arguments.pairs)),
+            ("slices", lambda: iops_lost_in_slices(loader, load, arguments.pairs * SLICES_PER_PAIR)),
             ("jobs", lambda: [cpu_of_jobs(loader, target, count) for count in arguments.jobs]),
             ("startup", startup),
         ):
@@ -184,12 +188,37 @@ def iops_lost(loader: Loader, load: Load, rounds: int) -> Report:
     return {"iops": statistics.median(without), "rounds": rounds, "lost": lost}
 
 
+def iops_lost_in_slices(loader: Loader, load: Load, pairs: int) -> Report:
+    """Share of IOPS lost to the block probe, from short slices of one running load with it attached and detached.
+
+    What else the machine does changes little from one slice to the next, so many of them tell a per cent. Half of the
+    pairs begin with the probe, the others without.
+    """
+    lost: list[float] = []
+    with _managing(loader, load) as probe, load.running(pairs * 2 * (SLICE_SECONDS + SETTLE_SECONDS) * 3) as count:
+        for at in range(pairs):
+            rates = {}
+            for is_attached in (at % 2 == 0, at % 2 != 0):
+                with contextlib.nullcontext() if is_attached else probe.program.paused():
+                    rates[is_attached] = _rate(count)
+            lost.append(1 - rates[True] / rates[False])
+    return _interval(lost) | {"pairs": pairs}
+
+
+def _rate(count: Callable[[], int]) -> float:
+    """Bytes a second over one slice."""
+    time.sleep(SETTLE_SECONDS)
+    before, began = count(), time.monotonic()
+    time.sleep(SLICE_SECONDS)
+    return (count() - before) / (time.monotonic() - began)
+
+
 @contextlib.contextmanager
-def _managing(loader: Loader, load: Load) -> Iterator[None]:
+def _managing(loader: Loader, load: Load) -> Iterator[BlockProbe]:
     probe = BlockProbe(loader)
     probe.manage([load.cgroup.stat().st_ino])
     try:
-        yield
+        yield probe
     finally:
         probe.close()
 
@@ -273,6 +302,12 @@ def show(report: Report) -> None:
             f"(95 %: {lost['low']:.1%} to {lost['high']:.1%})",
             end="",
         )
+    slices = report["slices"]
+    print(
+        f"\nIOPS lost with block probe, {slices['pairs']} pairs of {SLICE_SECONDS} s in one run: {slices['mean']:.2%} "
+        f"(95 %: {slices['low']:.2%} to {slices['high']:.2%})",
+        end="",
+    )
     print("\n\njobs    CPU per read    cores at 2 reads a second")
     for row in report["jobs"]:
         print(f"{row['jobs']:4}    {row['seconds_per_read'] * 1e3:9.2f} ms    {row['cores']:.4f}")
