@@ -170,7 +170,8 @@ class EnforcementSection(_Section, frozen=True):
 class RearrangeSection(_Section, frozen=True):
     """Reading ahead on disks with moving parts, in enforce mode, by a helper in `cgroup`, within `memory_mib`.
 
-    `read_ahead_kb`: the disk's own read-ahead meanwhile, where it is less; 0 leaves it alone.
+    `read_ahead_kb`: the disk's own read-ahead meanwhile, where it is less; 0 leaves it alone. `defragment`: badly
+    fragmented files are made contiguous too, within `defragment_memory_mib` and this share of the disk.
     """
 
     enabled: bool = True
@@ -178,6 +179,9 @@ class RearrangeSection(_Section, frozen=True):
     memory_mib: Annotated[int, msgspec.Meta(ge=24, le=65536)] = 192
     read_ahead_kb: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
     cool_down_seconds: Positive = 30.0
+    defragment: bool = False
+    defragment_memory_mib: Annotated[int, msgspec.Meta(ge=24, le=65536)] = 256
+    defragment_ratio: Ratio = 0.1
 
 
 class HintSection(_Section, frozen=True):

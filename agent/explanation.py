@@ -168,6 +168,8 @@ def _quota(row: Row, state: Row) -> Iterator[str]:
             yield f"  {_entitled(one)}"
         if one.get("rearrange"):
             yield f"  {_rearranged(one['rearrange'])}"
+        if one.get("defragment"):
+            yield f"  {_mended(one['defragment'])}"
         if one["pid"]:
             terms = one["pid"]
             yield (
@@ -190,6 +192,14 @@ def _rearranged(one: Row) -> str:
         more = "less" if one["gain_seconds"] >= 0 else "more"
         told.append(f"waits {duration(abs(one['gain_seconds']))} {more} per iteration")
     return ", ".join([f"the agent reads ahead for it, {moved} so far", *told])
+
+
+def _mended(one: Row) -> str:
+    """Badly fragmented files of a job that starves, moved to one place each."""
+    moved = f"{one['moved_files']} of its fragmented files ({amount(one['moved_bytes'], 'B')}) were made contiguous"
+    if one["running"]:
+        return f"{moved} so far, {one['left_files']} are left"
+    return f"{moved}; that goes on no more ({one['why']})" if one["why"] else moved
 
 
 def _needs(one: Row) -> str:

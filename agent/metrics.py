@@ -18,8 +18,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from agent.rearrange import Skip
+from agent.rearrange_defragment import Leave
+from agent.rearrange_pay import MoveStop
 from agent.rearrange_stop import Stop
-from agent.types import Cause, JobReport, Level, TickReport
+from agent.types import Cause, JobId, JobReport, Level, TickReport
 from bpf.samples import LinkState, ProbeState
 
 JOB_LABELS = ("job", "namespace", "pod")
@@ -60,6 +62,7 @@ class ReportCollector(Collector):
             yield from _remote_families(report, jobs[: self._max_jobs])
             yield from _controller_families(report)
             yield from _rearrange_families(report, self._max_jobs)
+            yield from _mend_families(report, self._max_jobs)
             yield from _agent_families(report, dropped=max(0, len(jobs) - self._max_jobs))
 
 
@@ -313,6 +316,38 @@ def _rearrange_families(report: TickReport, max_jobs: int) -> Families:
     for cause in Stop:
         _set(stops, [cause], report.rearrange.stops.get(cause, 0))
     yield from (skips, stops)
+
+
+def _mend_families(report: TickReport, max_jobs: int) -> Families:
+    """Making files contiguous: a job has series from its first time on; what was moved counts once for all disks."""
+    active = _gauge("defragment_active", "1 while the job's files on the device are made contiguous, else 0.",
+                    DEVICE_LABELS)  # fmt: skip
+    moved = _counter("defragment_files", "Files of the job that were made contiguous.", JOB_LABELS)
+    size = _counter("defragment_bytes", "Bytes of those files.", JOB_LABELS)
+    left = _gauge("defragment_files_left", "Badly fragmented files of the job that are known and not moved yet.",
+                  JOB_LABELS)  # fmt: skip
+    gain = _gauge("defragment_gain_seconds", "Wait per iteration before files were moved less that now.", JOB_LABELS)
+    known = set(list(report.jobs)[:max_jobs])
+    told: set[JobId] = set()
+    for (job, device), one in report.rearrange.mended.items():
+        if job in known:
+            _set(active, _slot_labels(report, report.jobs[job], device), one.running)
+        if job in known - told:
+            told.add(job)
+            for family, value in (
+                (moved, one.files),
+                (size, one.bytes),
+                (left, one.left_files),
+                (gain, one.gain_seconds),
+            ):
+                _set(family, _labels(report.jobs[job]), value)
+    skips = _counter("defragment_skips", "Fragmented files that were left as they are, by reason.", ("cause",))
+    for reason in Leave:
+        _set(skips, [reason], report.rearrange.mend_skips.get(reason, 0))
+    stops = _counter("defragment_stops", "Ends of making a job's files contiguous, by cause.", ("cause",))
+    for cause in MoveStop:
+        _set(stops, [cause], report.rearrange.mend_stops.get(cause, 0))
+    yield from (active, moved, size, left, gain, skips, stops)
 
 
 def _agent_families(report: TickReport, dropped: int) -> Families:

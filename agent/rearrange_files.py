@@ -131,14 +131,16 @@ def refusal(flags: int) -> Skip | None:
     return None if flags & os.O_ACCMODE == os.O_RDONLY else Skip.WRITABLE
 
 
-def extents_of(descriptor: int, size: int) -> tuple[tuple[Extent, ...], set[Skip]]:
-    """Where the written parts of a file lie, and why others were left out. Blocks on a cold fragmented file.
+def extents_of(descriptor: int, size: int, *, every: bool = False) -> tuple[tuple[Extent, ...], set[Skip]]:
+    """Where the written parts of a file lie, and why others were left out, unless `every` one is wanted.
+
+    Blocks on a cold fragmented file.
 
     Raises OSError where the file system cannot say. Nothing is flushed (no FIEMAP_FLAG_SYNC): what has no place yet is
     left out.
     """
     skips: set[Skip] = set()
-    if _is_encrypted(descriptor):
+    if _is_encrypted(descriptor) and not every:
         return (), {Skip.ENCRYPTED}
     found: list[Extent] = []
     at, covered = 0, 0
@@ -146,9 +148,9 @@ def extents_of(descriptor: int, size: int) -> tuple[tuple[Extent, ...], set[Skip
         batch = _ask_extents(descriptor, at, size - at)
         for logical, physical, length, flags in batch:
             why = _unusable(flags)
-            if why is None:
+            if why is None or every:
                 found.append(Extent(logical, physical, length))
-            else:
+            if why is not None:
                 skips.add(why)
             if logical > covered:
                 skips.add(Skip.SPARSE)

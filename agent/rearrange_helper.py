@@ -39,6 +39,7 @@ TELL_SECONDS = 0.1
 LEASE_SECONDS = 3.0
 BURST_SECONDS = 0.05
 OPEN_FILES = 4096
+LEAVE_SECONDS = 2.0
 
 
 class Target(NamedTuple):
@@ -250,8 +251,14 @@ def leave(folder: str, root: str, path: str) -> None:
             with open(f"{back}/cgroup.procs", "w", encoding="ascii") as file:
                 file.write("0")
             break
-    with suppress(OSError):
-        os.rmdir(folder)
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.rmdir(folder)
+        except FileNotFoundError:
+            return
+        except OSError:  # a child that was killed is still on its way out
+            time.sleep(0.02)
 
 
 def main(arguments: list[str]) -> None:

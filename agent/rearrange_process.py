@@ -1,4 +1,7 @@
-"""The agent's side of the helper that reads ahead: its cgroup, its process, the talk with it. Nothing here blocks."""
+"""The agent's side of its helpers, the one that reads ahead and the one that moves files: cgroup, process, talk.
+
+Nothing here blocks.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from agent.rearrange import memory_budget_bytes
+from agent.rearrange_defragment import Mend
 from cgroup.child import Child
 
 log = logging.getLogger(__name__)
@@ -28,11 +32,12 @@ a cap would wait with it."""
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A job to read ahead for: its cgroup's path, its disks (maj:min) with what may be read from each (bytes/s)."""
+    """A job to serve: its cgroup's path, its disks (maj:min) with what may be used of each (bytes/s, requests/s)."""
 
     job: int
     path: str
     rates: Mapping[str, float]
+    requests: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +50,42 @@ class Told:
     outstanding: int = 0
 
 
+T = TypeVar("T")
+
+
 @dataclass(slots=True)
-class HelperProcess:
+class HelperBase(Generic[T]):
     """At most one helper. `root` is where cgroup v2 is mounted, `cgroup` a path below it that belongs to the agent.
 
     `problem` says why it cannot run here, or why it ended; `told` what it said by job, `skips` what it left out.
     """
 
+    module: ClassVar[str]
+    cannot: ClassVar[str]
+    """What it runs, and what cannot be done without it, for the log."""
     root: str
     cgroup: str
     memory_bytes: int
     needs_limits: bool = True
     problem: str = ""
-    told: dict[int, Told] = field(default_factory=dict)
+    told: dict[int, T] = field(default_factory=dict)
     skips: dict[str, int] = field(default_factory=dict)
     _child: Child | None = None
     _caps: dict[str, int] = field(default_factory=dict)
     _sent: str = ""
     _sent_at: float = 0.0
+
+    def settings(self) -> Mapping[str, Any]:
+        """What it is told beside its cgroup."""
+        raise NotImplementedError
+
+    def count(self, told: list[int]) -> T:
+        """What it said of one job."""
+        raise NotImplementedError
+
+    def line(self, device: str, rate: float, requests: float) -> str:
+        """The limit of its cgroup on a device, as io.max takes it."""
+        raise NotImplementedError
 
     @property
     def folder(self) -> Path:
@@ -81,7 +104,7 @@ class HelperProcess:
         self._drop()
         self.problem = self._prepare() or self._spawn()
         if self.problem:
-            log.warning("cannot read ahead: %s", self.problem)
+            log.warning("%s: %s", self.cannot, self.problem)
             self._remove()
         return not self.problem
 
@@ -104,13 +127,9 @@ class HelperProcess:
         return ""
 
     def _spawn(self) -> str:
-        settings = {
-            "folder": str(self.folder),
-            "root": self.root,
-            "budget_bytes": memory_budget_bytes(self.memory_bytes),
-        }
+        settings = {"folder": str(self.folder), "root": self.root, **self.settings()}
         try:
-            self._child = Child("agent.rearrange_helper", settings, socket.SOCK_SEQPACKET)
+            self._child = Child(self.module, settings, socket.SOCK_SEQPACKET)
         except OSError as error:
             return f"the helper cannot be started ({error})"
         self._child.socket.settimeout(0.0)
@@ -133,21 +152,27 @@ class HelperProcess:
         return True
 
     def _target(self, one: Target) -> dict[str, Any]:
-        rate = round(min(one.rates.values(), default=0.0), -5)  # small changes are not worth a message
-        folder = self.root + one.path
-        return {"job": one.job, "folder": folder, "devices": sorted(one.rates), "bytes_per_second": rate}
+        return {
+            "job": one.job,
+            "folder": self.root + one.path,
+            "devices": sorted(one.rates),
+            "bytes_per_second": round(min(one.rates.values(), default=0.0), -5),  # small changes are no message's worth
+            "requests_per_second": round(min(one.requests.values(), default=0.0), 1),
+        }
 
     def _cap(self, targets: Iterable[Target]) -> None:
         """Bound the cgroup where its rate changed by a tenth; what is served no more is not read from either."""
         wanted: dict[str, float] = {}
+        requests: dict[str, float] = {}
         for one in targets:
             for device, rate in one.rates.items():
                 wanted[device] = wanted.get(device, 0.0) + CAP_HEADROOM * rate
+                requests[device] = requests.get(device, 0.0) + CAP_HEADROOM * one.requests.get(device, 0.0)
         for device, rate in wanted.items():
             before = self._caps.get(device)
             if before is None or abs(rate - before) > 0.1 * before:
                 with suppress(OSError):
-                    (self.folder / "io.max").write_text(f"{device} rbps={max(1 << 20, round(rate))}")
+                    (self.folder / "io.max").write_text(self.line(device, rate, requests[device]))
                     self._caps[device] = round(rate)
 
     def listen(self) -> None:
@@ -166,9 +191,9 @@ class HelperProcess:
     def _hear(self, message: Mapping[str, Any]) -> None:
         if "problem" in message:
             self.problem = str(message["problem"])
-            log.warning("cannot read ahead: %s", self.problem)
+            log.warning("%s: %s", self.cannot, self.problem)
         for job, counts in message.get("jobs", {}).items():
-            self.told[int(job)] = Told(*counts)
+            self.told[int(job)] = self.count(counts)
         self.skips = message.get("skips", self.skips)
 
     def close(self) -> None:
@@ -193,3 +218,45 @@ class HelperProcess:
                 return
             except OSError:
                 time.sleep(0.02)
+
+
+class HelperProcess(HelperBase[Told]):
+    """The helper that reads ahead."""
+
+    module: ClassVar[str] = "agent.rearrange_helper"
+    cannot: ClassVar[str] = "cannot read ahead"
+
+    def settings(self) -> Mapping[str, Any]:
+        """What of its memory may be in flight."""
+        return {"budget_bytes": memory_budget_bytes(self.memory_bytes)}
+
+    def count(self, told: list[int]) -> Told:
+        """See `Told`."""
+        return Told(*told)
+
+    def line(self, device: str, rate: float, requests: float) -> str:  # noqa: ARG002 - it may ask as often as it likes
+        """It only reads."""
+        return f"{device} rbps={_whole(rate)}"
+
+
+class MoverProcess(HelperBase[Mend]):
+    """The helper that makes files contiguous."""
+
+    module: ClassVar[str] = "agent.rearrange_mover"
+    cannot: ClassVar[str] = "cannot make files contiguous"
+
+    def settings(self) -> Mapping[str, Any]:
+        """Its memory, which bounds the size of a file."""
+        return {"memory_bytes": self.memory_bytes}
+
+    def count(self, told: list[int]) -> Mend:
+        """See `Mend`."""
+        return Mend(*told)
+
+    def line(self, device: str, rate: float, requests: float) -> str:
+        """Bytes either way, and the requests by which a fragmented file is read."""
+        return f"{device} rbps={_whole(rate)} wbps={_whole(rate)} riops={max(1, round(requests))}"
+
+
+def _whole(rate: float) -> int:
+    return max(1 << 20, round(rate))

@@ -191,7 +191,7 @@ class Judge:
 
     def _judge(self, run: _Run, window: Reading, reading: Reading) -> Stop | None:
         """Look at one window; a cause that shows in enough of them in a row ends it."""
-        before, now = _wait(run.before, run.start), _wait(window, reading)
+        before, now = wait_between(run.before, run.start), wait_between(window, reading)
         self.gain_seconds = None if before is None or now is None else before - now
         hits = hit_ratio(window, reading, _own_hits(run.before, run.start))
         moved = reading.ahead_bytes - window.ahead_bytes
@@ -199,7 +199,7 @@ class Judge:
         found = {
             Stop.NO_GAIN: self._pays_not(before, now),
             Stop.UNUSED: hits is not None and moved >= self.settings.hit_bytes and hits < self.settings.hit_ratio,
-            Stop.HARM: self._harms(run, window, reading),
+            Stop.HARM: harms(self.settings, (run.before, run.start), (window, reading)),
         }
         for cause, is_bad in found.items():
             run.bad[cause] = run.bad.get(cause, 0) + 1 if is_bad else 0
@@ -213,18 +213,19 @@ class Judge:
             return True
         return now > max(self.settings.gain_ratio * before, self.settings.small_wait_seconds)
 
-    def _harms(self, run: _Run, window: Reading, reading: Reading) -> bool:
-        """Whether any other job waits longer per iteration than before."""
-        for job in reading.others:
-            before, now = _wait_of(job, run.before, run.start), _wait_of(job, window, reading)
-            if before is None or now is None:
-                continue
-            if now > self.settings.harm_ratio * before + self.settings.harm_seconds:
-                return True
-        return False
+
+def harms(settings: StopSettings, before: tuple[Reading, Reading], now: tuple[Reading, Reading]) -> bool:
+    """Whether any other job waits longer per iteration between the later two readings than between the first two."""
+    for job in now[1].others:
+        was, waits = _wait_of(job, *before), _wait_of(job, *now)
+        if was is None or waits is None:
+            continue
+        if waits > settings.harm_ratio * was + settings.harm_seconds:
+            return True
+    return False
 
 
-def _wait(first: Reading, last: Reading) -> float | None:
+def wait_between(first: Reading, last: Reading) -> float | None:
     """Wait per iteration between two readings, seconds."""
     if first.wait_seconds is None or last.wait_seconds is None or last.iterations <= first.iterations:
         return None

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from agent.policies.base import used_share
 from agent.rearrange import helper_share
+from agent.rearrange_mending import Mending, Place
 from agent.rearrange_process import Target, Told
 from agent.rearrange_stop import Disk, Judge, Reading, State, Stop, StopSettings, gate
 from agent.types import (
@@ -134,12 +135,14 @@ class Rearranger:
         helper: Helper,
         settings: StopSettings,
         *,
+        mending: Mending | None = None,
         read_ahead: ReadAhead | None = None,
         read_ahead_kilobytes: int = 0,
         diskstats: Callable[[], str] = lambda: Path("/proc/diskstats").read_text(encoding="ascii", errors="replace"),
     ) -> None:
         self._helper = helper
         self._settings = settings
+        self._mending = mending
         self._read_ahead = read_ahead
         self._read_ahead_kilobytes = read_ahead_kilobytes
         self._watch = DiskWatch(diskstats)
@@ -161,6 +164,7 @@ class Rearranger:
         except OSError as error:
             log.warning("disks cannot be watched: %s", error)
             disks = {}
+        self._mend(now, here)
         if here.mode != "enforce":
             return self._pretend(now, here, disks)
         for slot, one in self._slots.items():
@@ -176,6 +180,17 @@ class Rearranger:
             if one.judge.state is State.RUNNING:
                 log.info("read-ahead for cgroup %d on %s ends: %s", *slot, why)
         self._helper.close()
+        if self._mending is not None:
+            self._mending.close()
+
+    def _mend(self, now: float, here: Pass) -> None:
+        """Make files contiguous for those that are asked for, or were."""
+        if self._mending is not None:
+            places = {
+                slot: Place(here.jobs[slot[0]].job.path, _capacity(slot, here), _reading(now, slot, here, Told()))
+                for slot in self._slots
+            }
+            self._mending.step(now, here.decision.rearrange, places, may=here.mode == "enforce")
 
     def _pretend(self, now: float, here: Pass, disks: Mapping[str, Disk]) -> RearrangeReport:
         """Anything but enforce: what runs is ended, and what would be done is said once."""
@@ -259,7 +274,14 @@ class Rearranger:
             )
             for slot, one in self._slots.items()
         }
-        return RearrangeReport(slots, dict(self._skips), dict(self._stops), self._helper.problem)
+        report = RearrangeReport(slots, dict(self._skips), dict(self._stops), self._helper.problem)
+        mending = self._mending
+        if mending is None:
+            return report
+        return replace(
+            report, mended=mending.mended(), mend_skips=dict(mending.leaves), mend_stops=dict(mending.stops),
+            mend_problem=mending.problem,
+        )  # fmt: skip
 
 
 def _reading(now: float, slot: Slot, here: Pass, told: Told) -> Reading | None:

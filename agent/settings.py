@@ -10,6 +10,7 @@ from agent.health import HealthSettings
 from agent.pid import GAINS_BY_MEDIUM, PidGains
 from agent.policies.base import PolicySettings
 from agent.pool import PoolSettings
+from agent.rearrange_pay import PaySettings
 from agent.rearrange_stop import StopSettings
 from agent.signals import SignalSettings
 from agent.types import Medium
@@ -56,6 +57,11 @@ def policy_settings(config: Config) -> PolicySettings:
 def stop_settings(config: Config) -> StopSettings:
     """When reading ahead stops, and for how long."""
     return StopSettings(cool_down_seconds=config.rearrange.cool_down_seconds)
+
+
+def pay_settings(config: Config) -> PaySettings:
+    """When making files contiguous stops, and for how long."""
+    return PaySettings(stop_settings(config))
 
 
 def _gains(section: GainsSection, default: PidGains) -> PidGains:

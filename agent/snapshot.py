@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent.history import History
-from agent.types import DeviceSignals, DeviceView, JobReport, Loan, PidTerms, Rearranged, TickReport
+from agent.types import DeviceSignals, DeviceView, JobReport, Loan, Mended, PidTerms, Rearranged, TickReport
 
 
 def snapshot(report: TickReport, history: History | None = None) -> dict[str, Any]:
@@ -40,6 +40,11 @@ def snapshot(report: TickReport, history: History | None = None) -> dict[str, An
             "problem": report.rearrange.problem,
             "skips": dict(report.rearrange.skips),
             "stops": dict(report.rearrange.stops),
+            "defragment": {
+                "problem": report.rearrange.mend_problem,
+                "skips": dict(report.rearrange.mend_skips),
+                "stops": dict(report.rearrange.mend_stops),
+            },
         },
     }
 
@@ -160,6 +165,7 @@ def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals) -> di
     return {
         "device": _device_name(report, device),
         "medium": here.medium,
+        "access_ratio": here.access_share,
         "latency_seconds": here.latency_seconds,
         "latency_cv": here.latency_cv,
         "reference_seconds": here.reference_seconds,
@@ -180,6 +186,7 @@ def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals) -> di
         "gate_open": report.decision.gate_open.get(device),
         "pid": _pid_row(report.decision.pid.get(slot)),
         "rearrange": _rearrange_row(report.rearrange.slots.get(slot)),
+        "defragment": _mended_row(report.rearrange.mended.get(slot)),
     }
 
 
@@ -192,6 +199,20 @@ def _rearrange_row(one: Rearranged | None) -> dict[str, Any] | None:
         "why": one.why,
         "ahead_bytes": one.ahead_bytes,
         "hit_ratio": one.hit_ratio,
+        "gain_seconds": one.gain_seconds,
+    }
+
+
+def _mended_row(one: Mended | None) -> dict[str, Any] | None:
+    """How making the job's files contiguous stands; None where it never was asked for."""
+    if one is None:
+        return None
+    return {
+        "running": one.running,
+        "why": one.why,
+        "moved_files": one.files,
+        "moved_bytes": one.bytes,
+        "left_files": one.left_files,
         "gain_seconds": one.gain_seconds,
     }
 

@@ -22,6 +22,10 @@ def check(state: Mapping[str, Any] | None) -> Iterator[Finding]:
     problem = (state.get("rearrange") or {}).get("problem")
     if problem:
         yield warning("agent.rearrange", f"cannot read ahead: {problem}", "See [rearrange] in the configuration.")
+    problem = ((state.get("rearrange") or {}).get("defragment") or {}).get("problem")
+    if problem:
+        yield warning("agent.defragment", f"cannot make files contiguous: {problem}", "See [rearrange] in the "
+                      "configuration.")  # fmt: skip
     for text in state.get("notes", ()):
         yield note("agent.note", str(text))
 

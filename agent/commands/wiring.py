@@ -18,10 +18,11 @@ from agent.hint_listener import HintListener
 from agent.history import History
 from agent.loop import Loop
 from agent.metrics import ReportCollector
-from agent.rearrange_process import HelperProcess
+from agent.rearrange_mending import Mending
+from agent.rearrange_process import HelperProcess, MoverProcess
 from agent.rearranger import Rearranger
 from agent.server import Endpoint
-from agent.settings import stop_settings
+from agent.settings import pay_settings, stop_settings
 from agent.snapshot import snapshot
 from bpf.block import BlockProbe
 from bpf.dataloader import DataLoaderProbe
@@ -139,9 +140,17 @@ def make_rearranger(stack: contextlib.ExitStack, config: Config, root: str, enfo
     chosen = config.rearrange
     if not chosen.enabled or config.mode == "observe":
         return None
-    helper = HelperProcess(root, "/" + chosen.cgroup.strip("/"), chosen.memory_mib << 20)
+    own = "/" + chosen.cgroup.strip("/")
+    mending = None
+    if chosen.defragment:
+        mover = MoverProcess(root, f"{own}-defragment", chosen.defragment_memory_mib << 20)
+        mending = Mending(mover, pay_settings(config), chosen.defragment_ratio)
     rearranger = Rearranger(
-        helper, stop_settings(config), read_ahead=enforcer, read_ahead_kilobytes=chosen.read_ahead_kb
+        HelperProcess(root, own, chosen.memory_mib << 20),
+        stop_settings(config),
+        mending=mending,
+        read_ahead=enforcer,
+        read_ahead_kilobytes=chosen.read_ahead_kb,
     )
     stack.callback(rearranger.close, "the agent stops")
     return rearranger

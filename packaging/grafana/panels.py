@@ -256,6 +256,18 @@ CONTROLLER_DASHBOARD = Dashboard(
             ),
         ),
         Row(
+            "Making files contiguous",
+            (
+                states("Active", f"prefetchd_defragment_active{DEVICE}", "{{instance}} {{job}} {{device}}", YES_NO),
+                lines("Moved", rate("prefetchd_defragment_bytes_total", JOB), "{{job}}", "Bps"),
+                Panel("Files", (Query(f"prefetchd_defragment_files_total{JOB}", "{{job}} moved"),
+                                Query(f"prefetchd_defragment_files_left{JOB}", "{{job}} left"))),
+                lines("Wait saved per iteration", f"prefetchd_defragment_gain_seconds{JOB}", "{{job}}", "s"),
+                lines("Files left as they are", f"prefetchd_defragment_skips_total{NODE}", "{{instance}} {{cause}}"),
+                lines("Ends", f"prefetchd_defragment_stops_total{NODE}", "{{instance}} {{cause}}"),
+            ),
+        ),
+        Row(
             "Writes",
             (
                 lines("Writes to control files by result",

@@ -86,13 +86,18 @@ def divide(node: Path, size: int, users: tuple[str, ...]) -> dict[str, Extent]:
     return {user: Extent(node, part * index, part) for index, user in enumerate(users)}
 
 
+_MAKE = {
+    "ext4": ["mkfs.ext4", "-q", "-F", "-N", "8192", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard"],
+    "xfs": ["mkfs.xfs", "-q", "-f", "-K"],
+}
+
+
 @contextlib.contextmanager
-def mounted(disk: Disk) -> Iterator[Path]:
-    """Make an ext4 without a journal on the whole disk and mount it while the body runs."""
+def mounted(disk: Disk, file_system: str = "ext4") -> Iterator[Path]:
+    """Make an xfs, or an ext4 without a journal, on the whole disk and mount it while the body runs."""
     folder = _MOUNTS / disk.name
     folder.mkdir(parents=True, exist_ok=True)
-    options = ["-q", "-F", "-N", "8192", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard"]
-    subprocess.run(["mkfs.ext4", *options, str(disk.node)], check=True, capture_output=True)
+    subprocess.run([*_MAKE[file_system], str(disk.node)], check=True, capture_output=True)
     subprocess.run(["mount", "-o", "noatime", str(disk.node), str(folder)], check=True)
     try:
         yield folder

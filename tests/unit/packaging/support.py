@@ -18,6 +18,7 @@ from agent.types import (
     Level,
     Loan,
     Medium,
+    Mended,
     Need,
     PidTerms,
     PoolState,
@@ -87,7 +88,12 @@ def busy_report(step: int = 1, at: float = 1_700_000_000.0) -> TickReport:
         duration_seconds=0.004,
         seconds_total=0.04 * step,
         rearrange=RearrangeReport(
-            {(11, HDD): Rearranged("running", "it starves", 10**8 * step, 0.9, 0.02)}, {"direct": step}, {"no_gain": 1}
+            {(11, HDD): Rearranged("running", "it starves", 10**8 * step, 0.9, 0.02)},
+            {"direct": step},
+            {"no_gain": 1},
+            mended={(11, HDD): Mended(True, "it starves", step, 10**8 * step, 7, 0.02)},
+            mend_skips={"open": step},
+            mend_stops={"done": 1},
         ),
     )
 

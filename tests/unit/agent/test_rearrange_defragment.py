@@ -1,0 +1,201 @@
+"""Which fragmented files are moved: every reason to leave one, and what counts as fragmented."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent.rearrange import MIB, Extent
+from agent.rearrange_defragment import (
+    FEWEST_PIECES,
+    LATER,
+    Facts,
+    Leave,
+    is_fragmented,
+    largest_file_bytes,
+    pieces,
+    tool_of,
+    why_leave,
+)
+from agent.rearrange_facts import Here, path_here
+from agent.rearrange_mover import LATER_SECONDS, MOST_TRIES, Book, Known
+from cgroup.mountinfo import parse_mountinfo
+
+SIZE = 16 * MIB
+LARGEST = 64 * MIB
+
+
+def scattered(count, length=64 << 10):
+    return tuple(Extent(k * length, (2 * k + 1) * length, length) for k in range(count))
+
+
+FACTS = Facts(
+    size=SIZE, allocated=SIZE, links=1, age_seconds=3600.0, extents=scattered(256), odd=frozenset(), flags=0x80000,
+    extended=0, is_open=False, is_written=False, file_system="ext4", options=frozenset({"rw", "noatime"}),
+    free=10 << 30, total=100 << 30,
+)  # fmt: skip
+
+
+def test_pieces_are_places_on_the_disk():
+    assert pieces(()) == 0
+    assert pieces((Extent(0, 100, 10), Extent(10, 110, 10), Extent(20, 200, 10))) == 2
+    assert pieces((Extent(0, 110, 10), Extent(10, 100, 10))) == 2
+
+
+@pytest.mark.parametrize(
+    ("extents", "expected"),
+    [
+        ((), False),
+        (scattered(FEWEST_PIECES), True),
+        (scattered(FEWEST_PIECES - 1), False),
+        (scattered(64, MIB - 4096), True),
+        (scattered(64, MIB), False),
+        (tuple(Extent(k * 4096, k * 4096, 4096) for k in range(1000)), False),
+    ],
+)
+def test_fragmented_is_what_seeks_more_than_it_reads(extents, expected):
+    assert is_fragmented(extents) is expected
+
+
+def test_a_plain_file_is_moved():
+    assert why_leave(FACTS, LARGEST) is None
+    assert why_leave(replace(FACTS, file_system="xfs"), LARGEST) is None
+    assert why_leave(replace(FACTS, links=3), LARGEST) is None, "it is one file, whatever its names"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"file_system": "btrfs"}, Leave.FILE_SYSTEM),
+        ({"file_system": "nfs4"}, Leave.FILE_SYSTEM),
+        ({"links": 0}, Leave.VANISHED),
+        ({"options": frozenset({"ro"})}, Leave.READ_ONLY),
+        ({"flags": 0x80010}, Leave.IMMUTABLE),
+        ({"flags": 0x80020}, Leave.IMMUTABLE),
+        ({"flags": 0x180000}, Leave.IMMUTABLE),
+        ({"extended": 0x2000}, Leave.IMMUTABLE),
+        ({"flags": 0x80800}, Leave.ENCRYPTED),
+        ({"odd": frozenset({"encrypted"})}, Leave.ENCRYPTED),
+        ({"flags": 0x80004}, Leave.COMPRESSED),
+        ({"odd": frozenset({"shared"})}, Leave.SHARED),
+        ({"odd": frozenset({"unwritten", "sparse"})}, Leave.UNWRITTEN),
+        ({"odd": frozenset({"sparse"})}, Leave.SPARSE),
+        ({"allocated": SIZE - 4096}, Leave.SPARSE),
+        ({"odd": frozenset({"unmapped"})}, Leave.UNMAPPED),
+        ({"flags": 0x84000}, Leave.UNMAPPED),
+        ({"options": frozenset({"rw", "usrquota"})}, Leave.QUOTA),
+        ({"options": frozenset({"rw", "prjquota"})}, Leave.QUOTA),
+        ({"size": LARGEST + 1, "allocated": LARGEST + 1}, Leave.TOO_LARGE),
+        ({"is_open": True}, Leave.OPEN),
+        ({"is_open": True, "is_written": True}, Leave.WRITABLE),
+        ({"age_seconds": 59.0}, Leave.RECENT),
+        ({"age_seconds": -5.0}, Leave.RECENT),
+        ({"free": (5 << 30) + SIZE - 1}, Leave.NO_SPACE),
+        ({"is_open": True, "odd": frozenset({"shared"})}, Leave.SHARED),
+    ],
+)
+def test_every_reason_to_leave_a_file(change, why):
+    assert why_leave(replace(FACTS, **change), LARGEST) == why
+
+
+def test_what_passes_by_is_looked_at_again():
+    assert {Leave.OPEN, Leave.WRITABLE, Leave.RECENT, Leave.NO_SPACE} == LATER
+
+
+def test_a_file_needs_a_third_of_the_memory():
+    assert largest_file_bytes(256 * MIB) == 256 * MIB // 3
+
+
+def test_tools_are_those_of_the_file_systems():
+    assert [tool_of(name) for name in ("ext4", "xfs", "ext3")] == ["e4defrag", "xfs_fsr", ""]
+
+
+HOST = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 8:17 / /mnt/data rw,noatime shared:9 - ext4 /dev/sdb1 rw
+31 22 8:33 / /mnt/fixed ro,noatime shared:9 - xfs /dev/sdc1 ro
+32 22 8:17 /sets /srv/sets ro,noatime shared:9 - ext4 /dev/sdb1 rw
+"""
+POD = """\
+90 80 0:50 / / rw - overlay overlay rw,lowerdir=/l
+91 90 8:17 /sets/images /data rw,noatime - ext4 /dev/sdb1 rw
+92 91 8:17 /other /data/more rw,noatime - ext4 /dev/sdb1 rw
+93 90 8:33 /a /fixed rw - xfs /dev/sdc1 ro
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "device", "expected"),
+    [
+        ("/data/train/a b", "8:17", "/mnt/data/sets/images/train/a b"),
+        ("/data/more/x", "8:17", "/mnt/data/other/x"),
+        ("/elsewhere/x", "8:17", Leave.VANISHED),
+        ("/data/x", "8:99", Leave.VANISHED),
+        ("/fixed/x", "8:33", Leave.READ_ONLY),
+        ("/database", "8:17", Leave.VANISHED),
+    ],
+)
+def test_a_path_of_a_container_is_found_on_the_host(path, device, expected):
+    found = path_here(path, device, parse_mountinfo(POD), parse_mountinfo(HOST))
+    assert (found.path if isinstance(found, Here) else found) == expected
+
+
+A, B, C = (1, 1), (1, 2), (1, 3)
+
+
+@pytest.fixture
+def book():
+    made = Book()
+    made.known = {A: Known(7, "/a", ()), B: Known(7, "/b", ()), C: Known(8, "/c", ())}
+    return made
+
+
+def test_all_files_are_looked_at_before_any_is_moved(book):
+    assert book.unseen({7}) == A
+    book.looked_at(A, SIZE)
+    assert book.unseen({7}) == B
+    book.looked_at(B, 0)
+    assert book.unseen({7}) is None
+    assert book.unseen({7, 8}) == C
+    assert book.fragmented({7}, 0.0) == A
+    assert book.fragmented({8}, 0.0) is None
+    assert book.mends()[7] == (0, 0, 1, SIZE)
+
+
+def test_a_moved_file_counts_and_is_done(book):
+    book.looked_at(A, SIZE)
+    book.tried(A, SIZE, 0.0)
+    assert book.mends()[7] == (1, SIZE, 0, 0)
+    assert book.fragmented({7}, 100.0) is None
+
+
+def test_a_file_that_is_open_is_tried_again_later_and_not_for_ever(book):
+    book.looked_at(A, SIZE)
+    now = 0.0
+    for _ in range(MOST_TRIES):
+        assert book.fragmented({7}, now) == A
+        book.tried(A, Leave.OPEN, now)
+        assert book.fragmented({7}, now + LATER_SECONDS / 2) is None
+        now += LATER_SECONDS
+    assert book.fragmented({7}, now) is None
+    assert book.leaves == {A: Leave.OPEN}
+
+
+def test_a_file_that_is_moved_in_the_end_is_no_longer_left(book):
+    book.looked_at(A, SIZE)
+    book.tried(A, Leave.OPEN, 0.0)
+    assert book.leaves == {A: Leave.OPEN}
+    book.tried(A, SIZE, 10.0)
+    assert book.leaves == {}
+
+
+def test_what_never_can_be_moved_is_tried_once(book):
+    book.looked_at(A, SIZE)
+    book.tried(A, Leave.SHARED, 0.0)
+    assert book.fragmented({7}, 1e6) is None
+    assert book.mends()[7] == (0, 0, 0, 0)
+
+
+def test_a_file_that_lay_well_by_then_is_not_counted(book):
+    book.looked_at(A, SIZE)
+    book.tried(A, 0, 0.0)
+    assert book.mends()[7] == (0, 0, 0, 0)
