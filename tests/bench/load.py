@@ -48,7 +48,7 @@ class Load:
         process = subprocess.Popen(self.command(seconds), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:
             deadline = time.monotonic() + _START_SECONDS
-            while not self.bytes_read():
+            while self.bytes_read() < 16 * MIB:  # more than it takes to load fio itself
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise CannotMeasureError("fio does not start, or the kernel does not count its reads")
                 time.sleep(0.1)
