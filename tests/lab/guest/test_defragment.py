@@ -126,6 +126,26 @@ def agent(request, before, tmp_path_factory):
         yield on
 
 
+@pytest.mark.parametrize("kind", list(DISKS))
+def test_killed_in_the_middle_every_file_is_whole(data, tmp_path, kind):
+    """The agent dies by SIGKILL while a file is moved: mover and tool go, the job goes on, the files are the same."""
+    folder = fresh(data(kind), "killed")
+    before = checksums(folder)
+    with (
+        agent_of(tmp_path, find_disk(DISKS[kind]).number, "defragment = true") as agent,
+        jobs(90, victim=folder) as logs,
+    ):
+        wait_until(lambda: movers() & {"e4defrag", "xfs_fsr"}, 80, lambda: (moving(), state().get("rearrange")))
+        agent.kill()
+        agent.wait(10)
+        wait_until(lambda: not movers(), 20, movers)
+        rows = len(rows_of(logs["victim"]))
+        wait_until(lambda: len(rows_of(logs["victim"])) > rows, 20)
+    assert checksums(folder) == before
+    assert sorted(path.name for path in folder.iterdir()) == [path.name for path in before]
+    os.sync()
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("kind", list(DISKS))
 def test_fragmented_files_become_contiguous_and_nobody_else_waits(before, agent, data, kind, seed):
@@ -172,23 +192,3 @@ def movers():
             names.append(path.read_text().strip())
     found = {"prefetchd-move", "e4defrag", "xfs_fsr"} & set(names)
     return found | ({"cgroup"} if (groups.ROOT / "prefetchd-rearrange-defragment").exists() else set())
-
-
-@pytest.mark.parametrize("kind", list(DISKS))
-def test_killed_in_the_middle_every_file_is_whole(data, tmp_path, kind):
-    """The agent dies by SIGKILL while a file is moved: mover and tool go, the job goes on, the files are the same."""
-    folder = fresh(data(kind), "killed")
-    before = checksums(folder)
-    with (
-        agent_of(tmp_path, find_disk(DISKS[kind]).number, "defragment = true") as agent,
-        jobs(90, victim=folder) as logs,
-    ):
-        wait_until(lambda: movers() & {"e4defrag", "xfs_fsr"}, 80, lambda: (moving(), state().get("rearrange")))
-        agent.kill()
-        agent.wait(10)
-        wait_until(lambda: not movers(), 20, movers)
-        rows = len(rows_of(logs["victim"]))
-        wait_until(lambda: len(rows_of(logs["victim"])) > rows, 20)
-    assert checksums(folder) == before
-    assert sorted(path.name for path in folder.iterdir()) == [path.name for path in before]
-    os.sync()
