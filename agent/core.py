@@ -26,6 +26,7 @@ from agent.types import (
     NeighbourView,
     NodeView,
     Signals,
+    make,
 )
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,8 @@ class Core:
         """
         present = {job.id: job for job in jobs}
         self._learn_media(devices)
-        self._memory = {job: self._memory.get(job) or _Memory() for job in present}
+        if self._memory.keys() != present.keys():
+            self._memory = {job: self._memory.get(job) or _Memory() for job in present}
         signals, errors = self._signals(samples, present)
         used = {job: _used_shares(one, devices) for job, one in signals.items()}
         totals = _totals(used, devices)
@@ -149,34 +151,30 @@ class Core:
         devices: Mapping[str, DeviceView],
     ) -> JobReport:
         """`shares` are the job's caps in force by device; `used` and `totals` what it and everybody achieve there."""
-        memory = self._memory[job.id]
+        memory, settings = self._memory[job.id], self.settings
         if signals is None or not job.training:
             return JobReport(job, signals, None, None, {}, memory.starvation)
-        entitled = {
-            device: share * capacity.rbps
-            for device, share in shares.items()
-            if device in devices and (capacity := devices[device].info.capacity) is not None
-        }
-        memory.health, health = score(signals, memory.health or HealthState(), self.settings.health, entitled or None)
+        entitled = _rates(shares, devices) if shares else None
+        memory.health, health = score(signals, memory.health, settings.health, entitled)
         others = {
-            device: max(0.0, totals[device] - used.get(device, 0.0)) for device in signals.devices if device in totals
+            device: (rest if (rest := totals[device] - used.get(device, 0.0)) > 0.0 else 0.0)
+            for device in signals.devices
+            if device in totals
         }
-        context = NodeContext(quota_share=shares, used_share=used, others_share=others)
-        memory.diagnosis, diagnosis = diagnose(
-            signals, health, context, memory.diagnosis or DiagnosisState(), self.settings.diagnosis
-        )
+        context = make(NodeContext, (shares, used, others))
+        memory.diagnosis, diagnosis = diagnose(signals, health, context, memory.diagnosis, settings.diagnosis)
         fresh = signals.starvation_events - memory.seen_starvation
         if fresh > 0:
             known = memory.starvation.get(diagnosis.cause, 0)
             memory.starvation = {**memory.starvation, diagnosis.cause: known + fresh}
         memory.seen_starvation = signals.starvation_events
         need = needs(signals, self.settings.forecast)
-        return JobReport(job, signals, health, diagnosis, need, memory.starvation)
+        return make(JobReport, (job, signals, health, diagnosis, need, memory.starvation))
 
     def _decide(self, now: float, reports: Mapping[JobId, JobReport], devices: Mapping[str, DeviceView]) -> None:
         usable = {device: view for device, view in devices.items() if view.info.capacity is not None}
         jobs = tuple(
-            JobView(r.job, r.signals, r.health, r.diagnosis, r.need, r.signals.new_iterations > 0)
+            make(JobView, (r.job, r.signals, r.health, r.diagnosis, r.need, r.signals.new_iterations > 0))
             for r in reports.values()
             if r.signals is not None and r.health is not None and r.diagnosis is not None
         )
@@ -196,11 +194,11 @@ def violations(decision: Decision) -> tuple[str, ...]:
     broken: list[str] = []
     regular: dict[str, float] = {}
     lent: dict[str, float] = {}
-    for (job, device), entitlement in decision.entitlements.items():
-        regular[device] = regular.get(device, 0.0) + entitlement.regular
-        lent[device] = lent.get(device, 0.0) + entitlement.loan
-        if not (entitlement.regular >= 0.0 and entitlement.loan >= 0.0):
-            broken.append(f"entitlement of cgroup {job} on {device} is {entitlement.regular} + {entitlement.loan}")
+    for (job, device), (part, loan) in decision.entitlements.items():
+        regular[device] = regular.get(device, 0.0) + part
+        lent[device] = lent.get(device, 0.0) + loan
+        if not (part >= 0.0 and loan >= 0.0):
+            broken.append(f"entitlement of cgroup {job} on {device} is {part} + {loan}")
     for (job, device), quota in decision.quotas.items():
         if not quota.share >= 0.0:
             broken.append(f"quota of cgroup {job} on {device} is {quota.share}")
@@ -219,16 +217,25 @@ def _by_job(decision: Decision) -> dict[JobId, dict[str, float]]:
     return caps
 
 
+def _rates(shares: Mapping[str, float], devices: Mapping[str, DeviceView]) -> dict[str, float] | None:
+    """Caps as bytes/s by device; None where there is none."""
+    rates = {}
+    for device, share in shares.items():
+        capacity = devices[device].info.capacity if device in devices else None
+        if capacity is not None:
+            rates[device] = share * capacity.rbps
+    return rates or None
+
+
 def _used_shares(signals: Signals, devices: Mapping[str, DeviceView]) -> dict[str, float]:
     """What a job achieves of each device with known capacity: its busiest dimension (0..1 and above)."""
     shares: dict[str, float] = {}
     for device, here in signals.devices.items():
         capacity = devices[device].info.capacity if device in devices else None
         if capacity is not None:
-            shares[device] = max(
-                here.read_bytes_per_second / capacity.rbps + here.write_bytes_per_second / capacity.wbps,
-                here.read_requests_per_second / capacity.riops + here.write_requests_per_second / capacity.wiops,
-            )
+            size = here.read_bytes_per_second / capacity.rbps + here.write_bytes_per_second / capacity.wbps
+            requests = here.read_requests_per_second / capacity.riops + here.write_requests_per_second / capacity.wiops
+            shares[device] = max(size, requests)
     return shares
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from agent.job_sample import IoCounts, JobSample, SignalSettings
 from agent.reference import Reference, learn
 from agent.smoothing import gain
-from agent.types import DeviceSignals, Medium
+from agent.types import DeviceSignals, Medium, make
 from bpf.samples import BlockCounters, FuseCounters, NfsCounters, ObjectCounters
 
 NS = 1e-9
@@ -96,11 +96,20 @@ _NO_IO = IoCounts(0, 0, 0, 0)
 def deltas(previous: JobSample, current: JobSample) -> dict[str, Delta]:
     """What each device did between two samples; io.stat counts only where the block probe has nothing of a device."""
     result: dict[str, Delta] = {}
+    before = previous.blocks
     for key, counters in current.blocks.items():
-        delta = result.get(key.device)
+        device = key.device
+        delta = result.get(device)
         if delta is None:
-            delta = result[key.device] = Delta()
-        _add_block(delta, key.op == "read", counters, previous.blocks.get(key, _NO_BLOCK))
+            delta = result[device] = Delta()
+        _add_block(delta, key.op == "read", counters, before.get(key, _NO_BLOCK))
+    if current.io_stat or current.nfs or current.objects or current.fuse:
+        _add_others(result, previous, current)
+    return result
+
+
+def _add_others(result: dict[str, Delta], previous: JobSample, current: JobSample) -> None:
+    """All that is not the block probe's."""
     for device, counts in current.io_stat.items():
         if device not in result:
             old = previous.io_stat.get(device, _NO_IO)
@@ -116,22 +125,25 @@ def deltas(previous: JobSample, current: JobSample) -> dict[str, Delta]:
         if fuse_key.op != "other":
             remote = result.setdefault(fuse_key.mount, Delta(remote=True))
             _add_calls(remote, fuse_key.op == "read", fuse, previous.fuse.get(fuse_key, _NO_FUSE))
-    return result
 
 
 def _add_block(delta: Delta, read: bool, new: BlockCounters, old: BlockCounters) -> None:
     if new.requests < old.requests:
         old = _NO_BLOCK
-    latency, squares = _grown(new.latency_ns, old.latency_ns), _grown(new.latency_us_squared, old.latency_us_squared)
-    _add(delta, new.requests - old.requests, _grown(new.bytes, old.bytes), latency, squares, read=read)
     delta.in_flight += new.in_flight
     if new.throttle_ns is not None:
         throttled = _grown(new.throttle_ns, old.throttle_ns or 0) * NS
         delta.total_throttle = (delta.total_throttle or 0.0) + throttled
         if read:
             delta.throttle = (delta.throttle or 0.0) + throttled
-    if read:
-        delta.queue = _added(delta.queue, new.queue_ns, old.queue_ns)
+    if read and new.queue_ns is not None:
+        delta.queue = (delta.queue or 0.0) + _grown(new.queue_ns, old.queue_ns or 0) * NS
+    size, latency = new.bytes - old.bytes, new.latency_ns - old.latency_ns
+    squares = new.latency_us_squared - old.latency_us_squared
+    if size < 0 or latency < 0 or squares < 0:
+        size, latency = _grown(new.bytes, old.bytes), _grown(new.latency_ns, old.latency_ns)
+        squares = _grown(new.latency_us_squared, old.latency_us_squared)
+    _add(delta, new.requests - old.requests, size, latency, squares, read=read)
 
 
 def _add_nfs(delta: Delta, read: bool, new: NfsCounters, old: NfsCounters) -> None:
@@ -179,7 +191,8 @@ class Pace(NamedTuple):
 
 def pace(dt: float, may_rise: bool, settings: SignalSettings) -> Pace:
     """The smoothing weights of a step of `dt` seconds."""
-    return Pace(dt, gain(dt, settings.smoothing_seconds), 1.0 - gain(dt, settings.access_seconds), may_rise)
+    rate, access = gain(dt, settings.smoothing_seconds), gain(dt, settings.access_seconds)
+    return make(Pace, (dt, rate, 1.0 - access, may_rise))
 
 
 _NOTHING = Delta()
@@ -192,47 +205,25 @@ def advance(old: DeviceState, delta: Delta | None, step: Pace, settings: SignalS
     mean is that of the last N requests (paper, section 3) or of the last moments where requests come in thousands.
     """
     change, dt = delta or _NOTHING, step.dt
-    rates = _smoothed(old.rates, change, step)
-    moved = old.bytes * step.access_decay + change.rbytes + change.wbytes
+    medium, rates, reads, latency, spread, done, total, throttle, queue, silent, moved, reference = old
+    rates = _smoothed(rates, change, step)
+    moved = moved * step.access_decay + change.rbytes + change.wbytes
     requests = change.reads + change.writes
     if requests <= 0.0:
-        return DeviceState(
-            old.medium,
-            rates,
-            old.reads,
-            old.latency,
-            old.spread,
-            old.requests,
-            old.total,
-            old.throttle,
-            old.queue,
-            old.silent_seconds + dt,
-            moved,
-            old.reference,
-        )
+        since = silent + dt
+        same = (medium, rates, reads, latency, spread, done, total, throttle, queue, since, moved, reference)
+        return make(DeviceState, same)
     keep = exp(-min(requests / settings.latency_requests, dt / settings.smoothing_seconds))
-    net = max(0.0, change.latency - (change.throttle or 0.0))
-    reads, latency = old.reads * keep + change.reads, old.latency * keep + net
-    spread = old.spread
-    if (change.throttle or 0.0) <= THROTTLED_RATIO * change.latency:
+    throttled = change.throttle or 0.0
+    reads, latency = reads * keep + change.reads, latency * keep + max(0.0, change.latency - throttled)
+    if throttled <= THROTTLED_RATIO * change.latency:
         spread = _widened(spread, change, dt, settings)
-    reference = old.reference
     if change.reads > 0.0 and change.latency > 0.0:
-        reference = learn(reference, latency / reads, settings.normal_latency_seconds[old.medium], dt, step.may_rise)
-    return DeviceState(
-        old.medium,
-        rates,
-        reads,
-        latency,
-        spread,
-        old.requests * keep + requests,
-        old.total * keep + change.total,
-        _decayed(old.throttle, keep, change.total_throttle),
-        _decayed(old.queue, keep, change.queue),
-        0.0,
-        moved,
-        reference,
-    )
+        reference = learn(reference, latency / reads, settings.normal_latency_seconds[medium], dt, step.may_rise)
+    done, total = done * keep + requests, total * keep + change.total
+    throttle, queue = _decayed(throttle, keep, change.total_throttle), _decayed(queue, keep, change.queue)
+    new = (medium, rates, reads, latency, spread, done, total, throttle, queue, 0.0, moved, reference)
+    return make(DeviceState, new)
 
 
 def _smoothed(
@@ -251,7 +242,7 @@ def _widened(old: Spread, change: Delta, dt: float, settings: SignalSettings) ->
     reads, seconds = old.reads + change.reads, old.seconds + dt
     latency, squares = old.latency + change.latency, old.squares + change.squares
     if latency <= 0.0 or reads < (2.0 if seconds >= VARIATION_SECONDS else VARIATION_READS):
-        return Spread(old.variation, reads, latency, squares, seconds)
+        return make(Spread, (old.variation, reads, latency, squares, seconds))
     mean = latency / reads
     seen = sqrt(max(0.0, squares / reads - mean * mean)) / mean
     if old.variation is None:
@@ -266,25 +257,30 @@ def _decayed(old: float | None, keep: float, added: float | None) -> float | Non
     return (old or 0.0) * keep + added
 
 
-def view(device: str, state: DeviceState, in_flight: int, *, all_bytes: float, stale_seconds: float) -> DeviceSignals:
+def view(device: str, state: DeviceState, in_flight: int, all_bytes: float, stale_seconds: float) -> DeviceSignals:
     """The state as the rest of the agent reads it; latency after a long silence is unknown."""
-    rates = state.rates or (0.0, 0.0, 0.0, 0.0)
-    known = state.reads > 0.0 and state.latency > 0.0 and state.silent_seconds < stale_seconds
-    latency = state.latency / state.reads if known else None
-    throttle = state.throttle if state.silent_seconds < stale_seconds else None
-    return DeviceSignals(
-        device,
-        state.medium,
-        rates[0],
-        rates[1],
-        rates[2],
-        rates[3],
-        latency,
-        state.spread.variation if known else None,
-        None if state.reference is None else state.reference.seconds,
-        None if throttle is None or state.total <= 0.0 else min(1.0, throttle / state.total),
-        None if throttle is None or state.requests <= 0.0 else throttle / state.requests,
-        None if state.queue is None or not known else min(1.0, state.queue / max(state.latency, 1e-12)),
-        in_flight,
-        state.bytes / all_bytes if all_bytes > 0.0 else 0.0,
+    medium, rates, reads, total_latency, spread, requests, total, throttle, queue, silent, moved, reference = state
+    read_bytes, write_bytes, read_requests, write_requests = rates or (0.0, 0.0, 0.0, 0.0)
+    fresh = silent < stale_seconds
+    known = fresh and reads > 0.0 and total_latency > 0.0
+    if not fresh:
+        throttle = None
+    return make(
+        DeviceSignals,
+        (
+            device,
+            medium,
+            read_bytes,
+            write_bytes,
+            read_requests,
+            write_requests,
+            total_latency / reads if known else None,
+            spread.variation if known else None,
+            None if reference is None else reference.seconds,
+            None if throttle is None or total <= 0.0 else min(1.0, throttle / total),
+            None if throttle is None or requests <= 0.0 else throttle / requests,
+            None if queue is None or not known else min(1.0, queue / max(total_latency, 1e-12)),
+            in_flight,
+            moved / all_bytes if all_bytes > 0.0 else 0.0,
+        ),
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from agent.evidence import DiagnosisSettings, DiagnosisState, NodeContext, queue_fraction, strengths
 from agent.smoothing import gain
-from agent.types import Cause, Diagnosis, Health, Signals
+from agent.types import Cause, Diagnosis, Health, Signals, make
 
 ADVICE: Mapping[Cause, str] = {
     Cause.NONE: "",
@@ -46,7 +46,9 @@ def diagnose(
     if state.cause is Cause.NONE:
         strength = 1.0 - max(speaking.values(), default=0.0)
     actionable = state.cause not in INACTIONABLE
-    return state, Diagnosis(state.cause, evidence, strength * health.confidence, actionable, ADVICE[state.cause])
+    return state, make(
+        Diagnosis, (state.cause, evidence, strength * health.confidence, actionable, ADVICE[state.cause])
+    )
 
 
 def _first(speaking: Mapping[Cause, float], settings: DiagnosisSettings) -> Cause:
@@ -87,15 +89,18 @@ def _remember(signals: Signals, health: Health, state: DiagnosisState, settings:
     fraction = queue_fraction(signals)
     if signals.nic_packets_per_second is not None and fraction is not None and signals.new_iterations > 0:
         packets = (*packets[-(settings.hit_points - 1) :], (signals.nic_packets_per_second, fraction))
-    return DiagnosisState(
-        state.cause,
-        state.rival,
-        state.rival_since,
-        now if starving else state.starved_at,
-        signals.starvation_events,
-        hits,
-        packets,
-        _steady(signals, state.steady_seconds, settings),
+    return make(
+        DiagnosisState,
+        (
+            state.cause,
+            state.rival,
+            state.rival_since,
+            now if starving else state.starved_at,
+            signals.starvation_events,
+            hits,
+            packets,
+            _steady(signals, state.steady_seconds, settings),
+        ),
     )
 
 
@@ -124,9 +129,11 @@ def _steady(signals: Signals, old: float | None, settings: DiagnosisSettings) ->
 def _felt_latency(signals: Signals) -> float | None:
     total = weights = 0.0
     for device in signals.devices.values():
-        if device.latency_seconds is not None:
-            total += device.access_share * device.latency_seconds
-            weights += device.access_share
+        latency = device.latency_seconds
+        if latency is not None:
+            share = device.access_share
+            total += share * latency
+            weights += share
     if weights <= 0.0:
         return None
     missing = 1.0 if signals.cache_hit_ratio is None else 1.0 - signals.cache_hit_ratio

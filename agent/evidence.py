@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import sqrt
 from typing import NamedTuple
 
@@ -167,7 +168,7 @@ def _remote(signals: Signals, state: DiagnosisState, settings: DiagnosisSettings
         strength *= 0.5
     if signals.queue_takeable is not None and signals.queue_takeable < 0.25 * (signals.queue_capacity or 0.0):
         strength *= 1.1
-    related = _correlation(state.packets)
+    related = _packet_correlation(state.packets)
     if related is not None:
         evidence["packet_correlation"] = related
         strength *= 1.0 - 0.2 * related
@@ -263,12 +264,16 @@ def _correlation(points: Sequence[tuple[float, float]]) -> float | None:
     if len(points) < 8:
         return None
     n = len(points)
-    mx, my = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-    sxx = sum((x - mx) ** 2 for x, _ in points)
-    syy = sum((y - my) ** 2 for _, y in points)
+    mx, my = sum([x for x, _ in points]) / n, sum([y for _, y in points]) / n
+    off = [(x - mx, y - my) for x, y in points]
+    sxx, syy = sum([x**2 for x, _ in off]), sum([y**2 for _, y in off])
     if sxx <= 0.0 or syy <= 0.0:
         return None
-    return clip(sum((x - mx) * (y - my) for x, y in points) / sqrt(sxx * syy), -1.0, 1.0)
+    return clip(sum([x * y for x, y in off]) / sqrt(sxx * syy), -1.0, 1.0)
+
+
+_packet_correlation = lru_cache(maxsize=256)(_correlation)
+"""It changes with the job's iterations only, and is asked for in every pass."""
 
 
 def queue_fraction(signals: Signals) -> float | None:

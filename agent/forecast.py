@@ -12,7 +12,7 @@ from math import exp
 from typing import NamedTuple
 
 from agent.smoothing import clip
-from agent.types import Need, Signals
+from agent.types import Need, Signals, make
 
 SMOOTHING_BATCHES = 3.0
 """Batches over which bytes per batch are smoothed (policy prototype: 1 - exp(-n / 3))."""
@@ -41,14 +41,14 @@ def observe(
         produced += depth - state.depth
     pending = state.pending_bytes + read_bytes
     if produced < 1.0:
-        return BatchForecast(state.batch_bytes, state.hinted_bytes, pending, produced, depth, state.batches)
+        return make(BatchForecast, (state.batch_bytes, state.hinted_bytes, pending, produced, depth, state.batches))
     weight = 1.0 - exp(-produced / SMOOTHING_BATCHES)
     each = pending / produced
     learned = each if state.batch_bytes is None else state.batch_bytes + weight * (each - state.batch_bytes)
     said = state.hinted_bytes
     if hinted is not None:
         said = hinted if said is None else said + weight * (hinted - said)
-    return BatchForecast(learned, said, 0.0, 0.0, depth, state.batches + produced)
+    return make(BatchForecast, (learned, said, 0.0, 0.0, depth, state.batches + produced))
 
 
 def restarted(state: BatchForecast) -> BatchForecast:
@@ -97,5 +97,5 @@ def needs(signals: Signals, settings: ForecastSettings) -> dict[str, Need]:
         wanted = rate * device.access_share
         size = device.read_bytes_per_second
         per_byte = device.read_requests_per_second / size if size > 0.0 else 0.0
-        result[name] = Need(wanted, wanted * per_byte)
+        result[name] = make(Need, (wanted, wanted * per_byte))
     return result

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent.smoothing import clip, gain, smooth
-from agent.types import DeviceSignals, Health, Level, Signals
+from agent.types import DeviceSignals, Health, Level, Signals, make
 
 BLOCKED_SCORE = 30.0
 """A job that stands before an empty queue scores no more than this, whatever its storage looks like."""
@@ -97,8 +97,10 @@ def score(
             total += share * part
             known += share
     value = total / known if known > 0.0 else settings.neutral_score
-    value = clip(min(value, _blocked_limit(signals.blocked_seconds, settings)), 0.0, 100.0)
-    return HealthState(fraction, ratio), Health(value, level(value), parts, min(1.0, known))
+    if signals.blocked_seconds:
+        value = min(value, _blocked_limit(signals.blocked_seconds, settings))
+    value = clip(value, 0.0, 100.0)
+    return make(HealthState, (fraction, ratio)), make(Health, (value, level(value), parts, min(1.0, known)))
 
 
 def _blocked_limit(blocked_seconds: float, settings: HealthSettings) -> float:
@@ -126,11 +128,12 @@ def _latency_part(devices: Mapping[str, DeviceSignals], settings: HealthSettings
     """Mean over the job's devices by access share of 100 at the normal latency, falling linearly to 0."""
     total = weights = 0.0
     for device in devices.values():
-        if device.latency_seconds is None or device.reference_seconds is None or device.access_share <= 0.0:
+        latency, reference, share = device.latency_seconds, device.reference_seconds, device.access_share
+        if latency is None or reference is None or share <= 0.0:
             continue
-        times = device.latency_seconds / max(device.reference_seconds, settings.floor_latency_seconds)
-        total += device.access_share * clip(1.0 - (times - 1.0) / (settings.latency_limit - 1.0), 0.0, 1.0)
-        weights += device.access_share
+        times = latency / max(reference, settings.floor_latency_seconds)
+        total += share * clip(1.0 - (times - 1.0) / (settings.latency_limit - 1.0), 0.0, 1.0)
+        weights += share
     return 100.0 * total / weights if weights > 0.0 else None
 
 
@@ -138,10 +141,12 @@ def _variation_part(devices: Mapping[str, DeviceSignals], settings: HealthSettin
     """Mean over the job's devices by access share of 100 at a variation of 0, falling linearly to 0."""
     total = weights = 0.0
     for device in devices.values():
-        if device.latency_cv is None or device.access_share <= 0.0:
+        variation, share = device.latency_cv, device.access_share
+        if variation is None or share <= 0.0:
             continue
-        total += device.access_share * clip(1.0 - device.latency_cv / settings.variation_limit, 0.0, 1.0)
-        weights += device.access_share
+        if variation < settings.variation_limit:
+            total += share * (1.0 - variation / settings.variation_limit)
+        weights += share
     return 100.0 * total / weights if weights > 0.0 else None
 
 
@@ -163,5 +168,5 @@ def _demand_ratio(signals: Signals, settings: HealthSettings, entitlement: Mappi
         ]
         if limits:
             return clip(min(limits), 0.0, 1.0)
-    arriving = sum(device.read_bytes_per_second for device in signals.devices.values()) * compute
+    arriving = sum([device.read_bytes_per_second for device in signals.devices.values()]) * compute
     return clip((signals.queue_takeable or 0.0) + arriving / batch, 0.0, 1.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent.smoothing import clip, gain
-from agent.types import Medium, PidTerms
+from agent.types import Medium, PidTerms, make
 
 TARGET_SCORE = 75.0
 """The score the controller steers to (paper, section 3)."""
@@ -76,15 +76,17 @@ def pid_step(gains: PidGains, state: PidState, error: float, dt: float) -> tuple
         state = PidState()
     slope, seen = _slope(gains, state, error, dt)
     if abs(error) < DEAD_ZONE:
-        return PidState(state.integral, seen, slope), PidTerms(error, 0.0, state.integral, 0.0, 0.0)
+        return make(PidState, (state.integral, seen, slope)), make(PidTerms, (error, 0.0, state.integral, 0.0, 0.0))
     proportional, derivative = gains.kp * error, gains.kd * slope
     integral = clip(state.integral + gains.ki * error * dt, -OUTPUT_LIMIT, OUTPUT_LIMIT)
     raw = proportional + integral + derivative
-    if abs(raw) > OUTPUT_LIMIT and raw * error > 0.0:
-        integral = state.integral
-        raw = proportional + integral + derivative
-    output = clip(raw, -OUTPUT_LIMIT, OUTPUT_LIMIT)
-    return PidState(integral, seen, slope), PidTerms(error, proportional, integral, derivative, output)
+    if not -OUTPUT_LIMIT <= raw <= OUTPUT_LIMIT:
+        if raw * error > 0.0:
+            integral = state.integral
+            raw = proportional + integral + derivative
+        raw = clip(raw, -OUTPUT_LIMIT, OUTPUT_LIMIT)
+    terms = make(PidTerms, (error, proportional, integral, derivative, raw))
+    return make(PidState, (integral, seen, slope)), terms
 
 
 def _slope(gains: PidGains, state: PidState, error: float, dt: float) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.types import Entitlement, JobId, Loan, Medium, PoolState
+from agent.types import Entitlement, JobId, Loan, Medium, PoolState, make
 
 TIGHT_SCORE = 60.0
 """Only a job below this score may borrow (paper, section 3)."""
@@ -70,12 +70,15 @@ def fill(
     """Weighted max-min shares, summing to at most `capacity`: what one does not want goes to the others."""
     rest = max(0.0, capacity)
     weigh = weights or {}
-    order = sorted([(max(0.0, want) / weigh.get(job, 1.0), job) for job, want in wants.items()])
-    left = sum([weigh.get(job, 1.0) for _, job in order])
+    order = []
+    for job, want in wants.items():
+        wanted, weight = max(0.0, want), weigh.get(job, 1.0)
+        order.append((wanted / weight, job, wanted, weight))
+    order.sort()
+    left = sum([weight for _, _, _, weight in order])
     shares: dict[JobId, float] = {}
-    for _, job in order:
-        weight = weigh.get(job, 1.0)
-        share = min(max(0.0, wants[job]), rest * weight / left) if left > 0.0 else 0.0
+    for _, job, wanted, weight in order:
+        share = min(wanted, rest * weight / left) if left > 0.0 else 0.0
         shares[job] = share
         rest = max(0.0, rest - share)
         left -= weight
@@ -131,8 +134,10 @@ def lend(
     asking: dict[JobId, Claim] = {}
     short: dict[JobId, float] = {}
     for claim in claims:
+        if claim.score >= TIGHT_SCORE or not claim.may_borrow:
+            continue
         missing = shortfalls.get(claim.job, 0.0) - held.get(claim.job, 0.0)
-        if claim.may_borrow and claim.score < TIGHT_SCORE and missing > settings.smallest:
+        if missing > settings.smallest:
             asking[claim.job], short[claim.job] = claim, missing
     if not asking:
         return Pool(tuple(loans))
@@ -167,6 +172,6 @@ def allocate(
     shortfalls = {job: wants[job] - share for job, share in regular.items()}
     new = lend(claims, shortfalls, pool, now, device=device, medium=medium, settings=settings, available=available)
     lent = lent_by_job(new.loans)
-    entitlements = {job: Entitlement(share, lent.get(job, 0.0)) for job, share in regular.items()}
+    entitlements = {job: make(Entitlement, (share, lent.get(job, 0.0))) for job, share in regular.items()}
     state = PoolState(settings.elastic, sum(lent.values()), sum(regular.values()), new.loans)
     return new, entitlements, state

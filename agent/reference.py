@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from agent.smoothing import clip, gain
+from agent.types import make
 
 DOWN_SECONDS = 2.0
 """Time constant towards lower latency: what was seen once is possible."""
@@ -31,9 +32,9 @@ def learn(old: Reference | None, latency: float, normal: float, dt: float, may_r
     if old is None:
         return Reference(min(latency, normal))
     if latency <= old.seconds:
-        return Reference(old.seconds + gain(dt, DOWN_SECONDS) * (latency - old.seconds), old.fed_seconds)
+        return make(Reference, (old.seconds + gain(dt, DOWN_SECONDS) * (latency - old.seconds), old.fed_seconds))
     if not may_rise:
         return old
     pace = clip(old.fed_seconds, *UP_SECONDS)
     rise = min(latency, SPIKE * old.seconds) - old.seconds
-    return Reference(old.seconds + gain(dt, pace) * rise, old.fed_seconds + dt)
+    return make(Reference, (old.seconds + gain(dt, pace) * rise, old.fed_seconds + dt))

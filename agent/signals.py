@@ -15,7 +15,7 @@ from agent.forecast import BatchForecast
 from agent.job_sample import NORMAL_LATENCY_SECONDS, IoCounts, JobSample, SignalSettings
 from agent.smoothing import gain, smooth
 from agent.stream_signals import LoaderSignals, LoaderState
-from agent.types import DeviceSignals, Medium, Signals
+from agent.types import DeviceSignals, Medium, Signals, make
 from bpf.samples import CacheCounters, WorkerTime
 
 __all__ = ["NORMAL_LATENCY_SECONDS", "IoCounts", "JobSample", "SignalSettings", "SignalState", "derive"]
@@ -81,15 +81,18 @@ def derive(
     hits = smooth(state.hit_ratio, hits_now, weight)
     batch = forecast.restarted(state.batch) if loop.started else state.batch
     batch = forecast.observe(batch, loop.new_iterations, reads, loop.queued_batches, loop.hinted_bytes)
-    new = SignalState(
-        loader,
-        states,
-        batch,
-        idle,
-        hits,
-        smooth(state.cpu_ratio, _cpu_ratio(previous.workers, current.workers), weight),
-        smooth(state.nic_packets_per_second, _packets(previous, current, dt), weight),
-        *_first_reads(state, changes, hits_now, since_start, loop.started),
+    new = make(
+        SignalState,
+        (
+            loader,
+            states,
+            batch,
+            idle,
+            hits,
+            smooth(state.cpu_ratio, _cpu_ratio(previous.workers, current.workers), weight),
+            smooth(state.nic_packets_per_second, _packets(previous, current, dt), weight),
+            *_first_reads(state, changes, hits_now, since_start, loop.started),
+        ),
     )
     return new, _signals(current, dt, new, loop, devices)
 
@@ -102,17 +105,15 @@ def _devices(
         if name not in states:
             medium = Medium.REMOTE if change.remote else settings.media.get(name, Medium.SSD)
             states[name] = DeviceState(medium)
-    if dt > 0.0:
-        step = device_signals.pace(dt, may_rise, settings)
-        for name, old in states.items():
-            states[name] = device_signals.advance(old, changes.get(name), step, settings)
-    total = 0.0
-    for device in states.values():
-        total += device.bytes
+    total, step = 0.0, device_signals.pace(dt, may_rise, settings)
+    for name, old in states.items():
+        new = device_signals.advance(old, changes.get(name), step, settings) if dt > 0.0 else old
+        states[name] = new
+        total += new.bytes
     views = {}
     for name, device in states.items():
         flying = changes[name].in_flight if name in changes else 0
-        views[name] = device_signals.view(name, device, flying, all_bytes=total, stale_seconds=settings.stale_seconds)
+        views[name] = device_signals.view(name, device, flying, total, settings.stale_seconds)
     return states, views
 
 
@@ -120,30 +121,33 @@ def _signals(
     current: JobSample, dt: float, state: SignalState, loop: LoaderSignals, devices: Mapping[str, DeviceSignals]
 ) -> Signals:
     loader = state.loader
-    return Signals(
-        current.job,
-        current.time_ns * NS,
-        dt,
-        loop.source,
-        loader.iterations,
-        loader.iterations - loader.start_mark,
-        loop.new_iterations,
-        loop.iteration_seconds,
-        loop.compute_seconds,
-        loop.wait_seconds,
-        loader.wait_total,
-        loop.blocked_seconds,
-        loader.episodes,
-        loop.queue_depth,
-        loop.queue_capacity,
-        loop.queue_takeable,
-        forecast.expected_bytes(state.batch, loop.hinted_bytes),
-        state.first_latency / state.first_reads if state.first_reads > 0.0 else None,
-        state.hit_ratio,
-        _remote_queueing(state),
-        state.nic_packets_per_second,
-        state.cpu_ratio,
-        devices,
+    return make(
+        Signals,
+        (
+            current.job,
+            current.time_ns * NS,
+            dt,
+            loop.source,
+            loader.iterations,
+            loader.iterations - loader.start_mark,
+            loop.new_iterations,
+            loop.iteration_seconds,
+            loop.compute_seconds,
+            loop.wait_seconds,
+            loader.wait_total,
+            loop.blocked_seconds,
+            loader.episodes,
+            loop.queue_depth,
+            loop.queue_capacity,
+            loop.queue_takeable,
+            forecast.expected_bytes(state.batch, loop.hinted_bytes),
+            state.first_latency / state.first_reads if state.first_reads > 0.0 else None,
+            state.hit_ratio,
+            _remote_queueing(state),
+            state.nic_packets_per_second,
+            state.cpu_ratio,
+            devices,
+        ),
     )
 
 

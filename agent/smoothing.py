@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import exp
 
 
+@lru_cache(maxsize=256)
 def gain(dt: float, time_constant: float) -> float:
-    """Weight of a new value that stands for `dt` seconds: 1 - exp(-dt / time_constant); 1 when nothing is smoothed."""
+    """Weight of a new value that stands for `dt` seconds: 1 - exp(-dt / time_constant); 1 when nothing is smoothed.
+
+    All jobs of a pass ask for the same few, so they are remembered.
+    """
     if time_constant <= 0.0:
         return 1.0
     return 1.0 - exp(-dt / time_constant)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from agent.job_sample import SignalSettings
 from agent.smoothing import gain
+from agent.types import make
 from bpf.samples import IterationEvent, StreamCounters
 
 NS = 1e-9
@@ -135,16 +136,19 @@ def _take_event(
             compute = busy if compute is None else compute + weight * (busy - compute)
             wait = waited if wait is None else wait + weight * (waited - wait)
     starving = _starves(event, grade, state.left, settings.starvation_seconds / NS)
-    moved = StreamState(
-        state.iterations,
-        event.time_ns,
-        _takeable(event),
-        max(state.largest, event.depth or 0),
-        interval,
-        compute,
-        wait,
-        starving,
-        state.pending,
+    moved = make(
+        StreamState,
+        (
+            state.iterations,
+            event.time_ns,
+            _takeable(event),
+            max(state.largest, event.depth or 0),
+            interval,
+            compute,
+            wait,
+            starving,
+            state.pending,
+        ),
     )
     return moved, starving and not state.starving
 
@@ -176,6 +180,8 @@ def advance(stream: StreamCounters, old: StreamState | None, settings: SignalSet
     if old is None or stream.iterations < old.iterations:
         old = _first_sight(stream)
     new = stream.iterations - old.iterations
+    if _unchanged(stream, old):
+        return make(Step, (old, None, 0, False))
     state, episodes, waited, resumed = old, 0, None, False
     for event in _events(stream, old, new):
         resumed = resumed or _paused(state, event.time_ns, event.wait_ns or 0, settings)
@@ -188,18 +194,32 @@ def advance(stream: StreamCounters, old: StreamState | None, settings: SignalSet
         starving = (now_ns - stream.waiting_since_ns) * NS >= settings.starvation_seconds
         episodes += starving
     pending = min(old.pending + new, MAX_PENDING)
-    moved = StreamState(
-        stream.iterations,
-        max(state.last_ns, stream.last_iteration_ns),
-        state.left,
-        max(state.largest, stream.depth or 0),
-        state.interval,
-        state.compute,
-        state.wait,
-        starving,
-        pending,
+    moved = make(
+        StreamState,
+        (
+            stream.iterations,
+            max(state.last_ns, stream.last_iteration_ns),
+            state.left,
+            max(state.largest, stream.depth or 0),
+            state.interval,
+            state.compute,
+            state.wait,
+            starving,
+            pending,
+        ),
     )
     return Step(moved, waited, episodes, resumed)
+
+
+def _unchanged(stream: StreamCounters, old: StreamState) -> bool:
+    """Whether the loop has done nothing since: most passes come amid an iteration."""
+    return (
+        stream.iterations == old.iterations
+        and stream.waiting_since_ns is None
+        and not stream.recent
+        and stream.last_iteration_ns <= old.last_ns
+        and (stream.depth or 0) <= old.largest
+    )
 
 
 def _paused(state: StreamState, time_ns: int, wait_ns: int, settings: SignalSettings) -> bool:
@@ -242,9 +262,11 @@ def derive_loaders(
         if not _idle(stream, step.state, settings, now_ns):
             live.append(stream)
     live = live or training
-    counted = [steps[stream.stream] for stream in live]
-    started = fresh or any(step.resumed for step in counted)
-    new = min(step.state.pending for step in counted)
+    started, new = fresh, MAX_PENDING
+    for stream in live:
+        step = steps[stream.stream]
+        started = started or step.resumed
+        new = min(new, step.state.pending)
     state = _account(old, steps, new, now_ns, training[0].source)
     if started:
         seen = min(stream.iterations for stream in training) if fresh else 0
@@ -262,7 +284,7 @@ def _account(old: LoaderState, steps: Mapping[str, Step], new: int, now_ns: int,
             waited = step.wait_seconds if waited is None else max(waited, step.wait_seconds)
         states[name] = step.state._replace(pending=max(0, step.state.pending - new)) if new else step.state
     total = old.wait_total if waited is None else (old.wait_total or 0.0) + waited
-    return LoaderState(states, old.iterations + new, old.start_mark, total, episodes, now_ns, source)
+    return make(LoaderState, (states, old.iterations + new, old.start_mark, total, episodes, now_ns, source))
 
 
 def _idle(stream: StreamCounters, state: StreamState, settings: SignalSettings, now_ns: int) -> bool:
@@ -288,26 +310,30 @@ def _summary(
     hints: list[int] = []
     depths: list[int] = []  # produced, in order or not: bytes are read
     for stream, state in zip(live, own, strict=True):
-        blocked = max(blocked, _blocked(stream, state, now_ns, reading))
+        stood = _blocked(stream, state, now_ns, reading)
+        blocked = max(blocked, stood)
         starving = starving or state.starving
         if stream.next_batch_bytes is not None:
             hints.append(stream.next_batch_bytes)
         if stream.depth is not None:
             depths.append(stream.depth)
-    return LoaderSignals(
-        live[0].source,
-        new,
-        slowest.interval,
-        slowest.compute,
-        slowest.wait,
-        blocked,
-        depth,
-        capacity,
-        takeable,
-        float(sum(hints)) if hints else None,
-        sum(depths) / len(depths) if len(depths) == len(live) else None,
-        not starving,
-        started,
+    return make(
+        LoaderSignals,
+        (
+            live[0].source,
+            new,
+            slowest.interval,
+            slowest.compute,
+            slowest.wait,
+            blocked,
+            depth,
+            capacity,
+            takeable,
+            float(sum(hints)) if hints else None,
+            sum(depths) / len(depths) if len(depths) == len(live) else None,
+            not starving,
+            started,
+        ),
     )
 
 

@@ -22,14 +22,16 @@ def merge(outputs: Mapping[str, float], weights: Mapping[str, float]) -> float:
     `outputs` and `weights` have the same keys; outputs whose weight is missing do not count. Weighting by device
     equals weighting by medium, since a medium's share is the sum of its devices' shares and its output their mean.
     """
-    total = sum(weights.get(name, 0.0) for name in outputs)
+    total = sum([weights.get(name, 0.0) for name in outputs])
     if total <= 0.0:
         return 0.0
-    return sum(output * weights.get(name, 0.0) for name, output in outputs.items()) / total
+    return sum([output * weights.get(name, 0.0) for name, output in outputs.items()]) / total
 
 
 def merged(devices: Mapping[str, DeviceSignals], outputs: Mapping[str, float]) -> float:
     """The outputs of a job's controllers by device as one relative change: of a single device, its own."""
     if len(outputs) == 1:
         return next(iter(outputs.values()))
+    if not any(outputs.values()):
+        return 0.0
     return merge(outputs, access_weights(devices, outputs))

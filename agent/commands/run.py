@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from agent import config as configuration
-from agent import systemd
+from agent import garbage, systemd
 from agent.__main__ import version
 from agent.commands import options
 from agent.commands.wiring import (
@@ -191,6 +191,7 @@ def _serve(stack: contextlib.ExitStack, flags: SignalFlags, config: Config, root
         stack.callback(recorder.close)
         hooks.append(lambda report: recorder.add(report, loop.samples))
     _announce(config, node, endpoint, enforcer.mode)
+    garbage.settle()
     systemd.notify("READY=1")
     why = run(loop, flags, duration=args.duration, after_tick=hooks)
     systemd.notify("STOPPING=1")

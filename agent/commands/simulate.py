@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from agent import garbage
 from agent.commands import options
 from agent.errors import UsageError
-from agent.simulate import paper, tables
+from agent.simulate import ideal, paper, tables
 from agent.simulate.control import POLICIES
 from agent.simulate.machine import LAB, NODE
 from agent.simulate.run import simulate, summarise
@@ -69,6 +70,7 @@ def main(args: argparse.Namespace) -> int:
     if args.duration is not None and args.duration <= 0:
         raise UsageError(f"Duration {args.duration:g} is not above zero; give seconds.")
     path = _find(args.scenario)
+    garbage.settle()
     if path == paper.DATA:
         document = _paper(load_testbed(path), policies, seeds, args.duration)
         lines = tables.paper_lines(document)
@@ -141,7 +143,9 @@ def _paper(testbed: Testbed, policies: Sequence[str], seeds: Sequence[int], dura
     began = time.monotonic()
     with _progress(testbed.name, length * count * len(seeds) * len(needed)) as advance:
         found = paper.run_testbed(testbed, needed, seeds, count=count, progress=advance)
-    return tables.paper_document(testbed, found, seeds, time.monotonic() - began)
+    wall = time.monotonic() - began
+    best = ideal.ideals(testbed, seeds, count, found["local"].windows)
+    return tables.paper_document(testbed, found, seeds, wall, best)
 
 
 def _ignore(seconds: float) -> None:

@@ -38,16 +38,21 @@ from agent.types import (
     PidTerms,
     Signals,
     Slot,
+    make,
 )
 
+_FRESH = PidState()
 
-class SlotState(NamedTuple):
+
+@dataclass(slots=True)
+class SlotState:
     """One job on one device: its controller, what it adds to the need (0..limit), the share it was found to want.
 
-    `steady` is its smoothed need without refill; `found` is used only where the need is not fed forward.
+    `steady` is its smoothed need without refill; `found` is used only where the need is not fed forward. Mutable only
+    in the step that makes it.
     """
 
-    pid: PidState = PidState()
+    pid: PidState = _FRESH
     terms: PidTerms | None = None
     trim: float = 0.0
     found: float | None = None
@@ -133,22 +138,26 @@ class Adaptive:
         dt: float,
     ) -> None:
         """One step of the job's controllers; frozen while local bandwidth cannot help. The merged output counts."""
+        identity, devices, gains = job.job.id, job.signals.devices, self.settings.gains
         actionable = self._actionable(job)
         error = self.settings.target_score - job.health.score
-        steps: list[tuple[str, SlotState, PidState, PidTerms]] = []
-        for name, signals in job.signals.devices.items():
+        steps: list[tuple[Slot, SlotState, PidState, PidTerms]] = []
+        outputs: dict[str, float] = {}
+        for name, signals in devices.items():
             device = view.devices.get(name)
             if device is None or signals.access_share <= 0.0:
                 continue
-            slot = old.get((job.job.id, name), _NEW)
+            key = (identity, name)
+            slot = old.get(key, _NEW)
             if actionable:
-                pid, terms = pid_step(self.settings.gains[device.info.medium], slot.pid, error, dt)
-                steps.append((name, slot, pid, terms))
+                pid, terms = pid_step(gains[device.info.medium], slot.pid, error, dt)
+                steps.append((key, slot, pid, terms))
+                outputs[name] = terms.output
             else:
-                slots[job.job.id, name] = slot
-        change = merged(job.signals.devices, {name: terms.output for name, _, _, terms in steps})
-        for name, slot, pid, terms in steps:
-            slots[job.job.id, name] = SlotState(pid, _with_output(terms, change), slot.trim, slot.found, slot.steady)
+                slots[key] = SlotState(slot.pid, slot.terms, slot.trim, slot.found, slot.steady)
+        change = merged(devices, outputs)
+        for key, slot, pid, terms in steps:
+            slots[key] = SlotState(pid, _with_output(terms, change), slot.trim, slot.found, slot.steady)
 
     def _users(self, view: NodeView, slots: Mapping[Slot, SlotState]) -> dict[str, list[_Use]]:
         """The training jobs that use each device of known capacity, in the order of the jobs."""
@@ -160,7 +169,7 @@ class Adaptive:
                 continue
             used = used_share(signals, capacity)
             if used >= self.settings.floor or signals.access_share >= self.settings.floor:
-                users.setdefault(name, []).append(_Use(jobs[job], name, capacity, slot, used))
+                users.setdefault(name, []).append(make(_Use, (jobs[job], name, capacity, slot, used)))
         return users
 
     def _members(self, here: Sequence[_Use], device: DeviceView, weight: float) -> list[Member]:
@@ -174,17 +183,20 @@ class Adaptive:
         job = use.job
         want, steady = self._want(use, fair, weight)
         actionable = self._actionable(job)
-        return Member(
-            job.job.id,
-            min(want, 1.0) if actionable else min(want, 1.25 * use.used),
-            steady,
-            use.used,
-            job.health.score,
-            job.signals.iterations,
-            job.job.weight,
-            actionable,
-            job.health.confidence >= self.settings.victim_confidence,
-            (job.health.parts.get("queue") or 0.0) >= self.settings.full_queue,
+        return make(
+            Member,
+            (
+                job.job.id,
+                min(want, 1.0) if actionable else min(want, 1.25 * use.used),
+                steady,
+                use.used,
+                job.health.score,
+                job.signals.iterations,
+                job.job.weight,
+                actionable,
+                job.health.confidence >= self.settings.victim_confidence,
+                (job.health.parts.get("queue") or 0.0) >= self.settings.full_queue,
+            ),
         )
 
     def _want(self, use: _Use, fair: float, weight: float) -> tuple[float, float | None]:
@@ -201,7 +213,8 @@ class Adaptive:
         full = need_share(need, use.capacity)
         now = full * _steady_part(use.job.signals, use.name, need)
         steady = now if slot.steady is None else slot.steady + weight * (now - slot.steady)
-        refill = max(0.0, full - steady) * self._urgency(use.job.health.score)
+        refill = full - steady
+        refill = refill * self._urgency(use.job.health.score) if refill > 0.0 else 0.0
         return (steady + refill) * (1.0 + slot.trim), steady
 
     def _guess(self, signals: Signals, used: float, fair: float) -> float:
@@ -223,16 +236,18 @@ class Adaptive:
         dt: float,
     ) -> None:
         """Move what the controllers add to the need: up for a victim whose error persists, else back to zero."""
-        keep = exp(-dt / self.settings.trim_release_seconds)
+        keep, settings = exp(-dt / self.settings.trim_release_seconds), self.settings
         for name, outcome in outcomes.items():
             for member in members[name]:
                 slot = slots[member.job, name]
                 output = slot.terms.output if slot.terms is not None else 0.0
-                trim = slot.trim * keep
-                if member.job in outcome.victims and output > 0.0:
-                    trim = min(self.settings.trim_limit, slot.trim + output * dt)
-                found = clip((slot.found or member.used) * (1.0 + output * dt), self.settings.floor, 1.0)
-                slots[member.job, name] = SlotState(slot.pid, slot.terms, trim, found, member.steady)
+                if output > 0.0 and member.job in outcome.victims:
+                    slot.trim = min(settings.trim_limit, slot.trim + output * dt)
+                else:
+                    slot.trim *= keep
+                if not settings.switches.feed_forward:
+                    slot.found = clip((slot.found or member.used) * (1.0 + output * dt), settings.floor, 1.0)
+                slot.steady = member.steady
 
     def _rearrange(
         self,
@@ -253,7 +268,7 @@ _UNSEEN = DeviceState()
 
 def _with_output(t: PidTerms, change: float) -> PidTerms:
     """The terms with the merged output in place of their own."""
-    return t if t.output == change else PidTerms(t.error, t.proportional, t.integral, t.derivative, change)
+    return t if t.output == change else make(PidTerms, (t.error, t.proportional, t.integral, t.derivative, change))
 
 
 def _steady_part(signals: Signals, name: str, need: Need) -> float:

@@ -113,12 +113,12 @@ class Moment(NamedTuple):
 
 def used_share(device: DeviceSignals, capacity: Capacity) -> float:
     """What a cgroup uses of a device, in its busiest dimension: the share at which a cap would begin to bind."""
-    return max(
-        device.read_bytes_per_second / capacity.rbps,
-        device.write_bytes_per_second / capacity.wbps,
-        device.read_requests_per_second / capacity.riops,
-        device.write_requests_per_second / capacity.wiops,
-    )
+    share, requests = device.read_bytes_per_second / capacity.rbps, device.read_requests_per_second / capacity.riops
+    share = max(share, requests)
+    if device.write_requests_per_second > 0.0 or device.write_bytes_per_second > 0.0:  # rare in training
+        written = device.write_bytes_per_second / capacity.wbps
+        share = max(share, written, device.write_requests_per_second / capacity.wiops)
+    return share
 
 
 def need_share(need: Need, capacity: Capacity) -> float:

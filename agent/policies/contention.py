@@ -16,7 +16,7 @@ from agent.policies.base import Moment, PolicySettings
 from agent.policies.best_effort import BestEffort, Neighbour, guard
 from agent.policies.caps import Cap, bounded, follow
 from agent.pool import Claim, Pool, fill
-from agent.types import DeviceInfo, DeviceView, Entitlement, JobId, PoolState, Quota
+from agent.types import DeviceInfo, DeviceView, Entitlement, JobId, PoolState, Quota, make
 
 VICTIM_RATIO = 0.95
 """A job is short when it receives less than this part of its fair need (policy prototype)."""
@@ -124,12 +124,12 @@ def find_victims(
 
     The fair need is the job's part in a max-min division of the whole device by need.
     """
-    sick = [m for m in members if m.helpable and m.score < settings.tight_score]
+    sick = [m for m in members if m.score < settings.tight_score and m.helpable]
     if not sick:
         return frozenset()
     fair = fill({m.job: m.want for m in members}, settings.usable * available, {m.job: m.weight for m in members})
-    total = sum(m.used for m in members) + sum(n.used for n in neighbours)
-    return frozenset(m.job for m in sick if m.used < VICTIM_RATIO * fair[m.job] and total - m.used > OTHERS_SHARE)
+    total = sum([m.used for m in members]) + sum([n.used for n in neighbours])
+    return frozenset([m.job for m in sick if m.used < VICTIM_RATIO * fair[m.job] and total - m.used > OTHERS_SHARE])
 
 
 def _gate(before: DeviceState, victims: bool, now: float, settings: PolicySettings) -> tuple[float, float]:
@@ -147,8 +147,8 @@ def _starved_at(
     before: Mapping[JobId, float], victims: frozenset[JobId], now: float, settings: PolicySettings
 ) -> dict[JobId, float]:
     """When each job was last a victim, of those that were lately: they refill their queues and stay uncapped."""
-    recent = {job: at for job, at in before.items() if now - at < settings.longest_hold_seconds}
-    return recent | dict.fromkeys(victims, now)
+    recent = {job: at for job, at in before.items() if now - at < settings.longest_hold_seconds} if before else {}
+    return recent | dict.fromkeys(victims, now) if victims else recent
 
 
 def _may_cap(device: DeviceView, settings: PolicySettings) -> bool:
@@ -171,9 +171,10 @@ def _entitle(
         shares = {m.job: Entitlement(equal) for m in members if is_open}
         return Pool(), shares, PoolState(settings.pool.elastic, 0.0, equal * len(members))
     if not is_open:
-        new, lent = elastic.run_out(pool, {m.job: m.iteration for m in members}, moment.now, settings.pool)
+        iterations = {m.job: m.iteration for m in members} if pool.loans else {}
+        new, lent = elastic.run_out(pool, iterations, moment.now, settings.pool)
         return new, {}, lent
-    claims = [Claim(m.job, m.want, m.score, m.iteration, m.weight, m.helpable) for m in members]
+    claims = [make(Claim, (m.job, m.want, m.score, m.iteration, m.weight, m.helpable)) for m in members]
     return elastic.allocate(
         claims,
         pool,

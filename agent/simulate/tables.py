@@ -103,9 +103,16 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def paper_document(
-    testbed: Testbed, found: Mapping[str, PolicyFigures], seeds: Sequence[int], wall_seconds: float
+    testbed: Testbed,
+    found: Mapping[str, PolicyFigures],
+    seeds: Sequence[int],
+    wall_seconds: float,
+    ideals: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """The JSON of the paper's table; reductions are against `static`, shares against the bounds."""
+    """The JSON of the paper's table; reductions are against `static`, shares against the bounds.
+
+    `ideals`: what perfect drives could do under each rule of an oracle (agent.simulate.ideal).
+    """
     static = found["static"]
     bounds = {name: found[name] for name in BOUNDS}
     policies = {policy: _policy(figures, static, bounds) for policy, figures in found.items()}
@@ -125,6 +132,16 @@ def paper_document(
         "approximations": list(PAPER_APPROXIMATIONS),
         "paper": {"static": _known(testbed.baseline), "reserved": _known(testbed.controlled)},
         "policies": policies,
+        "ideal": {rule: _against(one, static) for rule, one in ideals.items()},
+    }
+
+
+def _against(one: Mapping[str, float], static: PolicyFigures) -> dict[str, float]:
+    wait, events = static.wait_ms.mean, static.events_per_hour.mean
+    return {
+        **one,
+        "wait_reduction": round(1.0 - one["wait_ms"] / wait, 4) if wait else 0.0,
+        "event_reduction": round(1.0 - one["events_per_hour"] / events, 4) if events else 0.0,
     }
 
 
@@ -297,4 +314,13 @@ def _notes(document: Mapping[str, Any]) -> list[str]:
         f"{document['wall_seconds_per_policy']:.0f} s a policy: {document['times_real_time_sampled']:.0f} x real time "
         f"in the windows, {document['times_real_time_week']} x for the days they stand for"
     )
-    return [sampled, speed, document["event_definition"]]
+    steered = [name for name, one in document["policies"].items() if one["control_microseconds_per_job_and_tick"]]
+    costs = [f"{name} {document['policies'][name]['control_microseconds_per_job_and_tick']:.0f} µs" for name in steered]
+    cost = [f"control core per job and tick: {', '.join(costs)}"] if costs else []
+    ideals = [
+        f"{rule} {one['wait_ms']:.1f} ms ({one['wait_reduction']:.0%} less), {one['events_per_hour']:.1f} events "
+        f"({one['event_reduction']:.0%} fewer)"
+        for rule, one in document["ideal"].items()
+    ]
+    best = f"perfect drives divided by an oracle, beside the same gateway: {'; '.join(ideals)}"
+    return [sampled, speed, *cost, best, document["event_definition"]]

@@ -1,9 +1,12 @@
 """The whole core in closed loop over a small fluid model: it starves, the policy acts, it recovers."""
 
+import gc
 import time
+from math import exp
 
 import pytest
 
+from agent import garbage
 from agent.core import Core, CoreSettings
 from agent.policies.base import PolicySettings, make_policy
 from agent.types import Capacity, DeviceInfo, DeviceView, Medium
@@ -170,22 +173,52 @@ class TestPaper:
         assert waits(law, 6.0, 20.0)[1] < 0.5 * waits(nothing, 6.0, 20.0)[1]
 
 
-def test_cost_per_job_and_tick():
-    """Goal: 50 µs per job and tick at 32 jobs; the bound is loose because the machine is shared."""
+def yardstick():
+    """CPU seconds of a fixed piece of the same kind of work: small tuples, look-ups, exponentials."""
+    begun = time.process_time()
+    table, total = {number: float(number) for number in range(64)}, 0.0
+    for number in range(20_000):
+        total += exp(-table[number & 63] / 64.0)
+        table[number & 63] = max(0.0, min(63.0, total - number))
+    return time.process_time() - begun
+
+
+@pytest.fixture
+def settled():
+    """The collector as the agent sets it, for one test."""
+    before = gc.get_threshold()
+    garbage.settle()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*before)
+
+
+YARDSTICKS = {"adaptive": 0.0155, "paper": 0.0145}
+"""Most that one job may cost in one tick: a third above what it does, and 45 µs where the yardstick takes 2.9 ms."""
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("name", ["adaptive", "paper"])
+def test_cost_per_job_and_tick(name):
+    """32 jobs beside a neighbour. The best of several rounds against a yardstick: a busy machine slows both alike."""
     jobs = [Trainer(n, batch=(0.3 + 0.02 * n) * MIB, compute=0.1) for n in range(1, 33)]
     node = Node([*jobs, Trainer(99, training=False, streams=32)])
     frames = []
     for _ in range(40):
         node.advance(0.1)
         frames.append((node.now, {job.id: job.sample(node.now) for job in node.jobs}))
-    for name in ("adaptive", "paper"):
+    known = [job.job() for job in node.jobs]
+    costs, sticks = [], []
+    for _ in range(8):
         core = Core(make_policy(name, PolicySettings()), CoreSettings(signals=node.settings()))
         begun = time.process_time()
         for now, samples in frames:
-            core.step(now, samples, [job.job() for job in node.jobs], node.devices)
-        cost = (time.process_time() - begun) / len(frames) / len(node.jobs)
-        print(f"{name}: {cost * 1e6:.1f} µs per job and tick")
-        assert cost < 300e-6
+            core.step(now, samples, known, node.devices)
+        costs.append((time.process_time() - begun) / len(frames) / len(node.jobs))
+        sticks.append(yardstick())
+    ratio = min(costs) / min(sticks)
+    print(f"{name}: {min(costs) * 1e6:.1f} µs per job and tick, {ratio:.5f} yardsticks")
+    assert ratio < YARDSTICKS[name]
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "paper"])

@@ -34,9 +34,9 @@ MEASURED = [
 ]
 
 
-def run(name, policy):
+def run(name, policy, seeds=SEEDS):
     scenario = load_scenario(SCENARIOS / f"{name}.toml")
-    return [summarise(simulate(scenario, policy, seed)) for seed in SEEDS]
+    return [summarise(simulate(scenario, policy, seed)) for seed in seeds]
 
 
 @pytest.mark.parametrize(("name", "policy", "wait_ms", "within"), MEASURED)
@@ -50,20 +50,15 @@ def test_control_beats_a_free_for_all_with_a_greedy_neighbour(policy, factor):
     assert waits[policy] < factor * waits["none"]
 
 
-NOTHING_TO_GAIN = ("ssd-95", "ssd-over", "ssd-cold", "hdd-hot", "cpu-bound")
-BY_NIGHT = [
-    pytest.param(path.stem, marks=pytest.mark.nightly)
-    for path in sorted(SCENARIOS.glob("*.toml"))
-    if path.stem not in NOTHING_TO_GAIN
-]
-
-
 def test_caps_beside_a_disk_that_seeks_are_not_given_up_at_a_restart():
     scenario = load_scenario(SCENARIOS / "hdd-greedy.toml")
     assert float(summarise(simulate(scenario, "adaptive", 1))["wait_ms"]) < 8.0
 
 
-@pytest.mark.parametrize("name", [*NOTHING_TO_GAIN, *BY_NIGHT])
-def test_the_default_policy_does_no_harm(name):
-    none, ours = (median(one["wait_ms"] for one in run(name, policy)) for policy in ("none", "adaptive"))
+@pytest.mark.parametrize("seeds", [(1,), pytest.param(SEEDS, marks=pytest.mark.nightly)], ids=["one", "three"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in SCENARIOS.glob("*.toml")))
+def test_the_default_policy_does_no_harm(name, seeds):
+    """Never more than 5 % or 0.3 ms above doing nothing, on any scenario there is. The testbed: see test_paper."""
+    none, ours = (median(one["wait_ms"] for one in run(name, policy, seeds)) for policy in ("none", "adaptive"))
+    print(f"{name}: none {none:.2f} ms, adaptive {ours:.2f} ms")
     assert ours <= max(1.05 * none, none + 0.3)

@@ -5,7 +5,9 @@ import msgspec
 import pytest
 
 from agent.__main__ import main
+from agent.config import ByteRate
 from agent.errors import UsageError
+from agent.simulate.ideal import RULES, equally, ideal, ideals
 from agent.simulate.machine import LAB
 from agent.simulate.paper import BOUNDS, Estimate, PolicyFigures, WindowFigures, paper_testbed, reduction, run_testbed
 from agent.simulate.run import simulate, summarise
@@ -24,7 +26,7 @@ def testbed():
 
 @pytest.fixture(scope="module")
 def found(testbed):
-    return run_testbed(testbed, ["static", "adaptive", *BOUNDS], [1], count=2)
+    return run_testbed(testbed, ["none", "static", "adaptive", *BOUNDS], [1], count=2)
 
 
 def test_the_testbed_is_the_papers():
@@ -78,6 +80,11 @@ def test_static_waits_most_and_unlimited_storage_hardly(found):
     assert found["static"].samples_per_second.mean < found["unlimited"].samples_per_second.mean
 
 
+def test_the_default_policy_does_no_harm(found):
+    none = found["none"].wait_ms.mean
+    assert found["adaptive"].wait_ms.mean <= max(1.05 * none, none + 0.3)
+
+
 def test_no_local_cap_moves_a_congested_gateway(found):
     rates = [found[policy].mode_wait_ms("remote_congestion") for policy in ("static", "adaptive")]
     assert rates[0] == pytest.approx(rates[1])
@@ -90,8 +97,28 @@ def test_disks_that_are_never_short_leave_nothing_but_the_gateway(found):
     assert found["unlimited"].wait_ms.mean <= bound.wait_ms.mean < found["adaptive"].wait_ms.mean
 
 
-def test_the_document_has_the_papers_figures_and_ours(testbed, found):
-    document = json.loads(json.dumps(paper_document(testbed, found, [1], 10.0)))
+@pytest.fixture(scope="module")
+def best(testbed, found):
+    return ideals(testbed, [1], 2, found["local"].windows)
+
+
+def test_perfect_drives_leave_less_wait_than_any_policy_and_more_than_drives_without_end(found, best):
+    for rule in RULES:
+        assert found["local"].wait_ms.mean < best[rule]["wait_ms"] < found["adaptive"].wait_ms.mean
+    assert best["whose burst ends first"]["wait_ms"] <= best["max-min"]["wait_ms"]
+
+
+def test_a_drive_that_is_wide_enough_leaves_no_wait(testbed):
+    window = windows(testbed, 1, 2)[0]
+    wide = [msgspec.structs.replace(one, bytes_per_second=ByteRate(1e12)) for one in window.scenario.devices]
+    scenario = msgspec.structs.replace(window.scenario, devices=tuple(wide))
+    figures = ideal(testbed, window._replace(scenario=scenario), 1, equally)
+    assert figures.wait_seconds < 1e-3 * figures.iterations
+    assert figures.events == 0
+
+
+def test_the_document_has_the_papers_figures_and_ours(testbed, found, best):
+    document = json.loads(json.dumps(paper_document(testbed, found, [1], 10.0, best)))
     assert document["paper"]["static"]["wait_ms"] == 85.3
     adaptive = document["policies"]["adaptive"]
     for name in ("wait_ms", "events_per_hour", "samples_per_second"):
@@ -112,6 +139,8 @@ def test_the_document_has_the_papers_figures_and_ours(testbed, found):
         "bound: local",
         "mean loan, hdd",
         "seeds 1 (tuned on 101",
+        "control core per job and tick: adaptive",
+        "divided by an oracle",
     ):
         assert words in text
 
