@@ -282,7 +282,11 @@ def _account(old: LoaderState, steps: Mapping[str, Step], new: int, now_ns: int,
         episodes += step.episodes
         if step.wait_seconds is not None:
             waited = step.wait_seconds if waited is None else max(waited, step.wait_seconds)
-        states[name] = step.state._replace(pending=max(0, step.state.pending - new)) if new else step.state
+        state = step.state
+        if new:
+            *same, pending = state
+            state = make(StreamState, (*same, max(0, pending - new)))
+        states[name] = state
     total = old.wait_total if waited is None else (old.wait_total or 0.0) + waited
     return make(LoaderState, (states, old.iterations + new, old.start_mark, total, episodes, now_ns, source))
 

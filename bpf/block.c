@@ -176,7 +176,7 @@ int raw_split(struct bpf_raw_tracepoint_args *ctx)
     if (whole == split)
         return 0;
     struct flight_t f = find(split);
-    struct record_t piece = {.submitted = record->submitted, .parent = whole, .slot = NO_SLOT};
+    struct record_t piece = {.submitted = record->submitted, .queued = record->queued, .parent = whole, .slot = NO_SLOT};
     if (f.bucket)
         remember(c, &f, split, &piece);
     return 0;

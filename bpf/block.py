@@ -24,6 +24,7 @@ from bpf.decode import (
     device_number,
     old_records,
     open_records,
+    places_taken,
 )
 from bpf.loader import HISTOGRAM_HEADER, MEMORY_HEADER, TYPED_HEADER, Loader, ProbeError, Program
 from bpf.samples import ProbeState, ProbeStatus, Sample
@@ -131,7 +132,7 @@ class BlockProbe:
         self._control: Records = np.zeros(1, BLOCK_CONTROL)
         self._bios: Records = np.zeros(0, np.uint64)
         self._records: Records = np.zeros(0, BLOCK_RECORD)
-        self._next_generation_ns = 0
+        self._next_generation_ns = self._read_ns = 0
         self._tier = ""
         self._refusals: list[str] = []
         try:
@@ -248,11 +249,11 @@ class BlockProbe:
         }
 
     def _fill_ratio(self) -> float:
-        """How full the fullest of the bounded maps is."""
+        """How full the fullest of the bounded maps is; the place of a bio that never ended is free once it is stale."""
         limits = self._limits
         return max(
             int(np.count_nonzero(self._slots["live"])) / limits.slots,
-            int(np.count_nonzero(self._bios)) / limits.in_flight,
+            places_taken(self._bios, self._records, self._read_ns - _TIMEOUT_NS) / limits.in_flight,
             len(self._managed) / limits.cgroups,
         )
 
@@ -304,6 +305,7 @@ class BlockProbe:
         if now_ns >= self._next_generation_ns:
             self._next_generation_ns = now_ns + _SECOND_NS
             self._control["generation"] += 1
+        self._read_ns = now_ns
         running = open_records(self._bios, self._records, self._slots)
         over = self._over(running, now_ns)
         blocks = decode_block_slots(self._slots, running, over, throttle=self._tier != "tracepoint")

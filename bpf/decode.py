@@ -131,6 +131,12 @@ def open_records(bios: Records, records: Records, slots: Records) -> Records:
     return chosen
 
 
+def places_taken(bios: Records, records: Records, stale_before_ns: int) -> int:
+    """How many places cannot be given to another bio: the kernel's side takes over those of stale records."""
+    held = records[_places(bios)]
+    return int(held.size) - int(old_records(held, stale_before_ns).size)
+
+
 def old_records(running: Records, before_ns: int) -> Records:
     """Those of `open_records` that are past blk-throttle and were submitted before a moment."""
     chosen: Records = running[(running["queued"] != 0) & (running["submitted"] < before_ns)]

@@ -152,6 +152,7 @@ class Program:
         self._loader = loader
         self._views: list[mmap.mmap] = []
         self._detach: dict[str, Callable[[], object]] = {}
+        self._attached_by: dict[str, Callable[[], object]] = {}
 
     @property
     def attached(self) -> tuple[str, ...]:
@@ -264,7 +265,7 @@ class Program:
                 attach()
             except Exception as error:  # bcc raises bare Exception
                 raise ProbeError(f"cannot attach {self._name} to {target}: {caught.reason() or error}") from error
-        self._detach[target] = detach
+        self._detach[target], self._attached_by[target] = detach, attach
 
     def detach(self, target: str) -> None:
         """Detach one of `attached`; what is not attached is left alone."""
@@ -276,6 +277,17 @@ class Program:
         """Detach everything; maps keep their contents."""
         for target in self.attached:
             self.detach(target)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Everything is detached within; what happens meanwhile is missed."""
+        again = [(target, self._attached_by[target], self._detach[target]) for target in self.attached]
+        self.detach_all()
+        try:
+            yield
+        finally:
+            for target, attach, detach in again:
+                self._attach(target, attach, detach)
 
     def run_statistics(self) -> dict[str, tuple[int, int]]:
         """By loaded function: runs and ns, as far as kernel.bpf_stats_enabled was on (proc_pid_fdinfo(5))."""

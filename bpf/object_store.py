@@ -1,7 +1,8 @@
 """The object-store probe: requests of the managed cgroups on TCP connections, with the program of object_store.c.
 
 Works under TLS, since nothing that is sent is looked at. Ladder: fentry, then kprobe, then the socket tracepoints of
-Linux 6.3. The first request on a TLS 1.3 connection shows its first byte early: session tickets come before the answer.
+Linux 6.3. The first request on a TLS 1.3 connection shows its first byte early: session tickets come before the answer,
+and with clients that take them before they ask (GnuTLS, seen with s3fs) they count as a request of their own.
 """
 
 from __future__ import annotations

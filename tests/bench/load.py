@@ -8,12 +8,14 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 MIB = 1 << 20
 _FILE_BYTES = 256 * MIB
+_START_SECONDS = 60.0
 _SERIAL = itertools.count()
 
 
@@ -31,20 +33,43 @@ class Load:
     depth: int = 32
     jobs: int = 2
 
-    def run(self) -> tuple[int, float]:
-        """Reads done, and reads per second."""
-        command = [
+    def command(self, seconds: float) -> list[str]:
+        """What runs so long, inside the cgroup."""
+        fio = [
             *("fio", "--name=load", f"--filename={self.target}", "--direct=1", "--rw=randread", "--bs=4k"),
             *("--ioengine=libaio", f"--iodepth={self.depth}", f"--numjobs={self.jobs}", "--group_reporting"),
-            *("--time_based", f"--runtime={self.seconds}", "--output-format=json"),
+            *("--time_based", f"--runtime={seconds}", "--output-format=json"),
         ]
+        return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self.cgroup), *fio]
+
+    @contextlib.contextmanager
+    def running(self, seconds: float) -> Iterator[Callable[[], int]]:
+        """The load for at most so long; gives a function that counts the bytes that its processes have asked for."""
+        process = subprocess.Popen(self.command(seconds), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:
-            done = subprocess.run(
-                ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self.cgroup), *command],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
+            deadline = time.monotonic() + _START_SECONDS
+            while self.bytes_read() < 16 * MIB:  # more than it takes to load fio itself
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise CannotMeasureError("fio does not start, or the kernel does not count its reads")
+                time.sleep(0.1)
+            yield self.bytes_read
+        finally:
+            process.terminate()
+            process.communicate()
+
+    def bytes_read(self) -> int:
+        """Bytes that the processes in the cgroup have asked the block layer for (proc_pid_io(5))."""
+        total = 0
+        for pid in (self.cgroup / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+                total += next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), 0)
+        return total
+
+    def run(self) -> tuple[int, float]:
+        """Reads done, and reads per second."""
+        try:
+            done = subprocess.run(self.command(self.seconds), capture_output=True, text=True, check=True)
         except FileNotFoundError as error:
             raise CannotMeasureError("fio is not installed: run `make setup-test`") from error
         except subprocess.CalledProcessError as error:

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bpf.block import BlockProbe
+from bpf.dataloader import DataLoaderProbe
+from bpf.fuse import FuseProbe
 from bpf.loader import Loader
+from bpf.nfs import NfsProbe
+from bpf.object_store import ObjectStoreProbe
+from bpf.page_cache import PageCacheProbe
+from bpf.probes import Probe
+from bpf.workers import WorkersProbe
 from tests.bench import peers
 from tests.bench.load import CannotMeasureError, Load, null_block, scratch_cgroups, scratch_file
 
@@ -23,7 +30,15 @@ __all__ = ["CannotMeasureError", "add_arguments", "run", "set_defaults"]
 
 REFERENCE = Path(__file__).with_name("reference.c")
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
-READS_PER_SECOND = 2
+READS_PER_SECOND = 10
+"""The loop's passes, however long the jobs' iterations are (agent/loop.py)."""
+
+SLICE_SECONDS = 0.25
+SETTLE_SECONDS = 0.05
+SLICES_PER_PAIR = 25
+_PROBES: tuple[Callable[[Loader], Probe], ...] = (
+    BlockProbe, NfsProbe, FuseProbe, PageCacheProbe, ObjectStoreProbe, DataLoaderProbe, WorkersProbe,
+)  # fmt: skip
 _NOBODY = 1 << 40
 """No cgroup has this id."""
 _COST_ROUNDS = 5
@@ -78,7 +93,8 @@ def run(arguments: argparse.Namespace) -> Report:
         for name, measure in (
             ("per_io", lambda: per_io(loader, load, max(1, min(_COST_ROUNDS, arguments.pairs)))),
             ("iops", lambda: iops_lost(loader, load, arguments.pairs)),
-            ("jobs", lambda: [cpu_of_jobs(loader, target, count) for count in arguments.jobs]),
+            ("slices", lambda: iops_lost_in_slices(loader, load, arguments.pairs * SLICES_PER_PAIR)),
+            ("jobs", lambda: cpu_of_jobs(loader, target, arguments.jobs)),
             ("startup", startup),
         ):
             print(f"measures {name}…", file=sys.stderr, flush=True)
@@ -184,12 +200,48 @@ def iops_lost(loader: Loader, load: Load, rounds: int) -> Report:
     return {"iops": statistics.median(without), "rounds": rounds, "lost": lost}
 
 
+def iops_lost_in_slices(loader: Loader, load: Load, pairs: int) -> Report:
+    """Share of IOPS lost to the block probe, from short slices of one running load with it attached and detached.
+
+    What else the machine does changes little from one slice to the next, so many of them tell a per cent. Half of the
+    pairs begin with the probe, the others without.
+    """
+    lost: list[float] = []
+    with _managing(loader, load) as probe, load.running(pairs * 2 * (SLICE_SECONDS + SETTLE_SECONDS) * 3) as count:
+        for at in range(pairs):
+            rates = {}
+            for is_attached in (at % 2 == 0, at % 2 != 0):
+                with contextlib.nullcontext() if is_attached else probe.program.paused():
+                    rates[is_attached] = _rate(count)
+            lost.append(1 - rates[True] / rates[False])
+    return median_interval(lost) | {"pairs": pairs}
+
+
+def median_interval(values: Sequence[float]) -> Report:
+    """Median and its 95 % confidence interval by order statistics, whatever the distribution; from 6 values on.
+
+    >>> median_interval([4.0, 1.0, 2.0, 90.0, 3.0, 5.0, 6.0])
+    {'median': 4.0, 'low': 1.0, 'high': 90.0}
+    """
+    ordered = sorted(values)
+    rank = max(0, int((len(ordered) - 1.96 * len(ordered) ** 0.5) / 2))
+    return {"median": statistics.median(ordered), "low": ordered[rank], "high": ordered[-1 - rank]}
+
+
+def _rate(count: Callable[[], int]) -> float:
+    """Bytes a second over one slice."""
+    time.sleep(SETTLE_SECONDS)
+    before, began = count(), time.monotonic()
+    time.sleep(SLICE_SECONDS)
+    return (count() - before) / (time.monotonic() - began)
+
+
 @contextlib.contextmanager
-def _managing(loader: Loader, load: Load) -> Iterator[None]:
+def _managing(loader: Loader, load: Load) -> Iterator[BlockProbe]:
     probe = BlockProbe(loader)
     probe.manage([load.cgroup.stat().st_ino])
     try:
-        yield
+        yield probe
     finally:
         probe.close()
 
@@ -211,17 +263,29 @@ def _interval(values: Sequence[float]) -> Report:
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
-def cpu_of_jobs(loader: Loader, target: Path, count: int) -> Report:
-    """CPU that reading the probe takes for so many jobs, as a share of a core at 2 reads a second."""
+def cpu_of_jobs(loader: Loader, target: Path, counts: Sequence[int]) -> list[Report]:
+    """CPU that reading every probe takes for so many jobs, and of that the block probe's part, as the loop reads."""
+    with contextlib.ExitStack() as stack:
+        probes: list[Probe] = []
+        for make in _PROBES:
+            probes.append(make(loader))
+            stack.callback(probes[-1].close)
+        return [_cpu_of(probes, target, count) for count in counts]
+
+
+def _cpu_of(probes: Sequence[Probe], target: Path, count: int) -> Report:
     with scratch_cgroups(count) as folders:
-        probe = BlockProbe(loader)
-        probe.manage([folder.stat().st_ino for folder in folders])
+        for probe in probes:
+            probe.manage([folder.stat().st_ino for folder in folders])
         _touch_from(folders, target)
         repeats = max(20, 2000 // count)
-        seconds = _cpu_seconds(lambda: probe.read(time.monotonic_ns()), repeats)
-        jobs = len({key.cgroup_id for key in probe.read(time.monotonic_ns()).blocks} - {0})
-        probe.close()
-    return {"jobs": jobs, "seconds_per_read": seconds, "cores": seconds * READS_PER_SECOND}
+        block_s = _cpu_seconds(lambda: probes[0].read(time.monotonic_ns()), repeats)
+        every_s = _cpu_seconds(lambda: [(one.read(time.monotonic_ns()), one.status()) for one in probes], repeats)
+        jobs = len({key.cgroup_id for key in probes[0].read(time.monotonic_ns()).blocks} - {0})
+        for probe in probes:
+            probe.manage([])
+    cores = {"block_cores": block_s * READS_PER_SECOND, "cores": every_s * READS_PER_SECOND}
+    return {"jobs": jobs, "seconds_per_read": every_s} | cores
 
 
 def _touch_from(folders: list[Path], target: Path) -> None:
@@ -273,9 +337,18 @@ def show(report: Report) -> None:
             f"(95 %: {lost['low']:.1%} to {lost['high']:.1%})",
             end="",
         )
-    print("\n\njobs    CPU per read    cores at 2 reads a second")
+    slices = report["slices"]
+    print(
+        f"\nIOPS lost with block probe, median of {slices['pairs']} pairs of {SLICE_SECONDS} s in one run: "
+        f"{slices['median']:.2%} (95 %: {slices['low']:.2%} to {slices['high']:.2%})",
+        end="",
+    )
+    print(
+        f"\n\njobs    CPU per read of all probes    cores at {READS_PER_SECOND} reads a second    of it the block probe"
+    )
     for row in report["jobs"]:
-        print(f"{row['jobs']:4}    {row['seconds_per_read'] * 1e3:9.2f} ms    {row['cores']:.4f}")
+        milliseconds, all_cores, block_cores = row["seconds_per_read"] * 1e3, row["cores"], row["block_cores"]
+        print(f"{row['jobs']:4}    {milliseconds:23.2f} ms    {all_cores:28.4f}    {block_cores:.4f}")
     for name in (name for name in peers.TOOLS if "cores" in per[name]):
         print(f"bcc's {name}: {per[name]['cores']:.3f} cores, {per[name]['rss_bytes'] / 1e6:.0f} MB")
     print(

@@ -22,6 +22,8 @@ def test_a_short_run_measures_everything(loader, tmp_path, capsys):  # noqa: F81
     assert report["per_io"]["losses"]["in_flight_full"] == report["per_io"]["losses"]["slots_full"] == 0
     lost = report["iops"]["lost"]["block probe"]
     assert lost["low"] <= lost["mean"] <= lost["high"]
+    slices = report["slices"]
+    assert (slices["pairs"], slices["low"] <= slices["median"] <= slices["high"]) == (50, True)
     for tool in ("biolatency", "biosnoop"):
         assert report["per_io"][tool].get("net_ns", 1) > 0
         assert ("why_not" in report["per_io"][tool]) == (tool not in report["iops"]["lost"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bpf.block import UNATTRIBUTED, BlockProbe
+from bpf.dataloader import DataLoaderProbe
 from bpf.fuse import FuseProbe
 from bpf.object_store import ObjectStoreProbe
 from bpf.page_cache import PageCacheProbe
@@ -34,6 +35,7 @@ def descriptors():
 @pytest.fixture
 def probes(loader):
     made = [BlockProbe(loader), PageCacheProbe(loader), WorkersProbe(loader), ObjectStoreProbe(loader)]
+    made.append(DataLoaderProbe(loader))
     if Path("/dev/fuse").exists():
         made.append(FuseProbe(loader))
     running = [probe for probe in made if probe.status().state is not ProbeState.UNAVAILABLE]
@@ -92,4 +94,4 @@ def test_nothing_is_left_behind(probes, make_cgroup, disk_folder, jobs):
     assert losses["slots_full"] == losses["in_flight_full"] == 0
     sample = [probe.read(time.monotonic_ns()) for probe in probes]
     assert {key.cgroup_id for key in sample[0].blocks} <= {UNATTRIBUTED}
-    assert not any(one.cache or one.objects or one.fuse or one.workers for one in sample)
+    assert not any(one.cache or one.objects or one.fuse or one.workers or one.streams for one in sample)

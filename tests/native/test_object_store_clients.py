@@ -1,11 +1,15 @@
-"""The object-store probe with real clients (boto3, curl) against a real S3 server, over HTTP and TLS.
+"""The object-store probe with real clients against a real S3 server, over HTTP and TLS.
+
+The clients are boto3, curl and both programs that are called s3fs: the Python library and the mount.
 
 Ground truth: what the server logged is within what the probe saw, and that within what the client timed.
 """
 
 import contextlib
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,8 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from bpf.fuse import FuseProbe
 from bpf.object_store import ObjectStoreProbe
-from tests.native import s3_client
+from bpf.samples import FuseKey
+from tests.native import s3_client, workload
+from tests.native.conftest import missing
 
 pytestmark = pytest.mark.native
 
@@ -33,10 +40,10 @@ class Store:
         self.url = f"{scheme}://127.0.0.1:{self.port}"
         self.object = f"{self.url}/{s3_client.BUCKET}/{s3_client.OBJECT}"
 
-    def gets(self):
-        """End the server: its GETs as (bytes, ns, client's port)."""
+    def asked(self):
+        """End the server: what it was asked for by readers as (method, bytes, ns, client's port)."""
         output, _ = self.process.communicate(timeout=30)
-        return [entry[1:] for entry in json.loads(output) if entry[0] == "GET"]
+        return [entry for entry in json.loads(output) if entry[0] in ("GET", "HEAD")]
 
 
 @pytest.fixture(scope="module")
@@ -85,22 +92,29 @@ def once_closed(probe):
     return found
 
 
+def ports(served):
+    return {port for *_, port in served}
+
+
 def assert_between(counters, served, first_ns, last_ns):
     """The probe's times hold the server's and are held by the client's."""
-    connections = len({port for _, _, port in served})
+    size, gets = sum(size for _, size, _, _ in served), sum(method == "GET" for method, *_ in served)
     assert counters.requests == len(served)
-    assert sum(size for size, _, _ in served) <= counters.bytes < 1.05 * sum(size for size, _, _ in served) + 50_000
-    assert sum(ns for _, ns, _ in served) <= counters.last_byte_ns * 1.02 <= 1.02 * last_ns * 1.02
+    assert size <= counters.bytes < 1.05 * size + 50_000
+    assert sum(ns for _, _, ns, _ in served) <= counters.last_byte_ns * 1.02 <= 1.02 * last_ns * 1.02
     # Under TLS 1.3 a connection's session tickets come before its first answer.
-    assert (len(served) - connections) * WAIT_S * 1e9 <= counters.first_byte_ns <= first_ns
+    assert (gets - len(ports(served))) * WAIT_S * 1e9 <= counters.first_byte_ns <= first_ns
 
 
 @pytest.mark.parametrize("connections", [1, 4])
-def test_boto3(probe, store, make_cgroup, connections):
+@pytest.mark.parametrize("library", ["boto3", "s3fs"])
+def test_python_clients(probe, store, make_cgroup, library, connections):
+    if importlib.util.find_spec(library) is None:
+        missing(f"{library} is not installed: run `make setup-test`")
     cgroup = make_cgroup()
     probe.manage([cgroup.stat().st_ino])
     client = subprocess.Popen(
-        [sys.executable, s3_client.__file__, cgroup, store.url, "40", str(connections)],
+        [sys.executable, s3_client.__file__, library, cgroup, store.url, "40", str(connections)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -110,13 +124,13 @@ def test_boto3(probe, store, make_cgroup, connections):
     key, running = only(probe)
     client.communicate("done\n", timeout=30)
     ended = once_closed(probe)
-    served = store.gets()
+    served = store.asked()
     assert key.endpoint == f"127.0.0.1:{store.port}"
-    assert len(times) == 40
+    assert len(times) == sum(method == "GET" for method, *_ in served) == 40
     assert [size for _, _, size in times] == [s3_client.OBJECT_BYTES] * 40
     assert_between(running, served, *(sum(entry[at] for entry in times) for at in (0, 1)))
-    assert running.open_connections == len({port for _, _, port in served}) == connections, "they are kept alive"
-    assert (ended.open_connections, sum(ended.histogram)) == (0, 40)
+    assert running.open_connections == len(ports(served)) == connections, "they are kept alive"
+    assert (ended.open_connections, sum(ended.histogram)) == (0, len(served))
 
 
 @pytest.mark.parametrize("parallel", [(), ("--parallel", "--parallel-max", "4")])
@@ -130,9 +144,61 @@ def test_curl(probe, store, make_cgroup, parallel):
     enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
     done = subprocess.run(["sh", "-c", enter, cgroup, *command], capture_output=True, text=True, check=True)
     counters = once_closed(probe)
-    served = store.gets()
+    served = store.asked()
     rows = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
     assert {row[3] for row in rows} == {s3_client.OBJECT_BYTES}
     assert_between(counters, served, *(sum(row[at] for row in rows) * 1e9 for at in (0, 1)))
-    assert sum(row[2] for row in rows) == len({port for _, _, port in served}) == (4 if parallel else 1)
+    assert sum(row[2] for row in rows) == len(ports(served)) == (4 if parallel else 1)
     assert (counters.open_connections, sum(counters.histogram)) == (0, 20)
+
+
+@contextlib.contextmanager
+def mounted_by_s3fs(store, cgroup, folder):
+    """The bucket mounted at a folder by s3fs, which runs in a cgroup of its own."""
+    secret = folder.with_suffix(".secret")
+    secret.write_text("test:test")
+    secret.chmod(0o600)
+    folder.mkdir()
+    options = f"url={store.url},use_path_request_style,passwd_file={secret},no_check_certificate,ssl_verify_hostname=0"
+    enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
+    daemon = subprocess.Popen(
+        ["sh", "-c", enter, cgroup, "s3fs", s3_client.BUCKET, folder, "-f", "-o", options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not os.path.ismount(folder):
+            assert daemon.poll() is None, "s3fs does not mount"
+            assert time.monotonic() < deadline, "s3fs does not mount in time"
+            time.sleep(0.05)
+        yield folder
+    finally:
+        subprocess.run(["fusermount", "-u", folder], check=False)
+        daemon.wait(timeout=30)
+
+
+def test_a_bucket_mounted_by_s3fs(loader, probe, store, make_cgroup, tmp_path):
+    """The job's requests are to the file system, those to the store are its daemon's."""
+    if not Path("/dev/fuse").exists() or shutil.which("s3fs") is None:
+        missing("no FUSE in this kernel, or s3fs is not installed: run `make setup-test`")
+    job, helper = make_cgroup(), make_cgroup()
+    probe.manage([helper.stat().st_ino])
+    fuse = FuseProbe(loader)
+    fuse.manage([job.stat().st_ino])
+    try:
+        with mounted_by_s3fs(store, helper, tmp_path / "bucket") as folder:
+            report = workload.run(job, "buffered", folder / s3_client.OBJECT, s3_client.OBJECT_BYTES // 6, 6)
+            reads = fuse.read(time.monotonic_ns()).fuse[FuseKey(job.stat().st_ino, str(folder), "read")]
+            key, counters = only(probe)
+    finally:
+        fuse.close()
+    served = store.asked()
+    assert report.bytes == s3_client.OBJECT_BYTES == reads.bytes
+    assert WAIT_S * 1e9 <= reads.total_ns <= reads.requests * sum(report.times_ns), "a read waits for its GET"
+    assert key.cgroup_id == helper.stat().st_ino
+    # GnuTLS, unlike OpenSSL, may take a connection's session tickets before it asks: an exchange of their own.
+    handshakes = len(ports(served)) if store.scheme == "https" else 0
+    assert len(served) <= counters.requests <= len(served) + handshakes
+    assert counters.bytes >= sum(size for _, size, _, _ in served) >= s3_client.OBJECT_BYTES
+    assert counters.last_byte_ns * 1.02 >= sum(ns for _, _, ns, _ in served)

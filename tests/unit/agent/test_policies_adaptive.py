@@ -6,8 +6,8 @@ from dataclasses import fields
 import pytest
 
 from agent.policies.base import PolicySettings, Switches, make_policy
-from agent.types import Cause, Medium
-from tests.unit.agent.builders import HDD, SSD, job_view, neighbour_view, node_view
+from agent.types import Cause, Medium, Need
+from tests.unit.agent.builders import CAPACITY, HDD, SSD, device_signals, job_view, neighbour_view, node_view
 
 
 def barely_used(view):
@@ -361,6 +361,35 @@ class TestTrim:
         decision = run.steps(10, busy, job_view(2, **DONOR))[-1]
         assert (1, SSD) not in decision.pid
         assert (2, SSD) in decision.pid
+
+
+def on_both(number, score, used, needed):
+    """A job on both media: what it uses and needs of each, as shares, split by what it uses."""
+    total = sum(used.values())
+    devices = {name: device_signals(name, share, access_share=share / total) for name, share in used.items()}
+    rate = sum(needed.values()) * CAPACITY.rbps
+    view = job_view(number, score=score, devices=devices, next_batch_bytes=0.1 * rate)
+    return view._replace(need={name: Need(share * CAPACITY.rbps, 0.0) for name, share in needed.items()})
+
+
+def test_a_job_that_moves_from_hdd_to_ssd_ends_with_its_quota_there_within_the_step_limits():
+    """A healthy job beside one that starves on both media. On the HDD training is not capped; on the SSD its cap begins
+    where it is and from then on moves by at most 20 % a step, up to 15 % above what it needs."""
+    run, last, seen = Run(), None, []
+    for n in range(160):
+        there = min(1.0, max(0.0, (n - 10) / 30))
+        split = {HDD: 0.3 * (1.0 - there), SSD: 0.3 * there}
+        mover, victim = on_both(1, 90.0, split, split), on_both(2, 20.0, {HDD: 0.2, SSD: 0.2}, {HDD: 0.6, SSD: 0.6})
+        decision = run.step(mover, victim, media={HDD: Medium.HDD, SSD: Medium.SSD})
+        assert (1, HDD) not in decision.quotas
+        quota = decision.quotas.get((1, SSD))
+        if last is not None and quota is not None:
+            assert 0.8 * last - 1e-9 <= quota.share <= 1.2 * last + 1e-9
+        last = None if quota is None else quota.share
+        seen.append(last)
+        assert (2, SSD) not in decision.quotas
+    assert seen[5] is None
+    assert seen[-1] == pytest.approx(0.3 * 1.15, rel=0.1)
 
 
 def test_the_pace_of_the_loop_does_not_change_the_law():

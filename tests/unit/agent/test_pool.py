@@ -3,7 +3,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from agent.pool import Claim, Pool, PoolSettings, allocate, fill, lend
 from agent.types import Medium
@@ -217,6 +217,8 @@ def test_a_million_random_steps(seed):
 class PoolMachine(RuleBasedStateMachine):
     """The same invariants, with hypothesis looking for the shortest life that breaks one."""
 
+    steps = 0
+
     def __init__(self):
         super().__init__()
         self.walk = Walk(0)
@@ -247,11 +249,18 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def never_overlent(self):
+        PoolMachine.steps += 1
         assert sum(loan.share for loan in self.walk.pool.loans) <= 0.15 + 1e-9
 
 
-TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+@pytest.mark.parametrize("part", [1, *[pytest.param(part, marks=pytest.mark.nightly) for part in range(2, 21)]])
+def test_no_life_that_hypothesis_finds_breaks_a_rule(part):
+    """Fifty thousand steps of the machine, whatever rule they take; by night twenty times as many."""
+    del part
+    PoolMachine.steps = 0
+    some = settings(max_examples=500, stateful_step_count=100, deadline=None, database=None)
+    while PoolMachine.steps < 50_000:
+        run_state_machine_as_test(PoolMachine, settings=some)
 
 
 def test_lend_alone_counts_running_loans_as_served():

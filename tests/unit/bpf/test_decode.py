@@ -11,6 +11,7 @@ from bpf.decode import (
     device_number,
     old_records,
     open_records,
+    places_taken,
 )
 from bpf.samples import BlockKey
 
@@ -84,6 +85,13 @@ def test_records_of_bios_that_run_and_of_old_ones_past_the_throttle(entry, is_op
     running = open_records(bios, records, slots())
     assert running.size == is_open
     assert old_records(running, 2_000).size == is_old
+
+
+def test_stale_records_take_no_room_but_those_before_the_throttle_do():
+    """Also of jobs that are gone, and of pieces whose whole has ended."""
+    entries = [record(), record(parent=64), record(epoch=4), record(queued=0), record(submitted=2_000), record()]
+    bios = np.array([64, 128, 192, 256, 320, 0], np.uint64)
+    assert places_taken(bios, np.array(entries, BLOCK_RECORD), 2_000) == 2
 
 
 @pytest.mark.parametrize("name", ["8:0", "259:1048575", "4095:7"])
