@@ -58,9 +58,11 @@ class Place:
 
 @dataclass(slots=True)
 class _Slot:
-    """One job on one disk: its judge, and what was moved by movers before this one."""
+    """One job on one disk: its judge, what was moved by movers before this one, whether a dry run has spoken of it."""
 
     judge: MoveJudge
+    path: str
+    would: bool = False
     earlier: Mend = field(default_factory=Mend)
     last: Mend = field(default_factory=Mend)
 
@@ -87,7 +89,7 @@ class Mending:
         """Take in a pass: who is asked for, and every job on every disk. `may` is the mode enforce."""
         self._slots = {slot: one for slot, one in self._slots.items() if slot in places}
         for slot in asked & places.keys():
-            self._slots.setdefault(slot, _Slot(MoveJudge(self._settings)))
+            self._slots.setdefault(slot, _Slot(MoveJudge(self._settings), places[slot].path))
         for slot, one in self._slots.items():
             self._follow(now, slot, one, places[slot].reading, asked=slot in asked, may=may)
         running = {slot: places[slot] for slot, one in self._slots.items() if one.judge.is_running}
@@ -113,7 +115,11 @@ class Mending:
         if not may:
             if one.judge.is_running:
                 self._stopped(slot, one.judge.stop(MoveStop.MODE, now))
+            if asked and not one.would:
+                log.info("would make fragmented files of %s on %s contiguous", one.path, slot[1])
+            one.would = asked
             return
+        one.would = False
         if reading is None:
             return
         was_running = one.judge.is_running
@@ -121,11 +127,11 @@ class Mending:
         if stop is not None:
             self._stopped(slot, stop)
         elif one.judge.is_running and not was_running:
-            log.info("fragmented files of cgroup %d on %s are made contiguous: %s", *slot, one.judge.why)
+            log.info("fragmented files of %s on %s are made contiguous: %s", one.path, slot[1], one.judge.why)
 
     def _stopped(self, slot: Slot, cause: MoveStop) -> None:
         self.stops[cause] += 1
-        log.info("files of cgroup %d on %s are made contiguous no longer: %s", *slot, cause)
+        log.info("files of %s on %s are made contiguous no longer: %s", self._slots[slot].path, slot[1], cause)
 
     def _serve(self, now: float, running: Mapping[Slot, Place]) -> None:
         if running:

@@ -5,6 +5,8 @@
 * kind `numbered`: workers get (task, [numbers]) messages on pipes of their own, as PyTorch's DataLoader sends them
   (torch/utils/data/_utils/worker.py), and open file after file of a sorted list; shuffled anew every epoch;
 * kind `shards`: every worker reads whole files of a folder to their end, the n-th of n workers every n-th file;
+* kind `tiers`: every worker reads pieces of `READ_BYTES` anywhere in one of two files, `roots`; `phases` gives
+  [seconds, part of the reads that go to the second one], one after the other;
 * kind `ahead`: shuffled as well, but a worker opens all files of its next batches before it reads the first.
 
 `direct` opens with O_DIRECT; `pause_seconds` is what a worker does with a file that it has open. The agent is told the
@@ -99,6 +101,30 @@ def shard_worker(plan, place, room, result_queue):
             os.close(descriptor)
 
 
+def tier_worker(plan, place, room, result_queue):
+    become_worker("tier_worker")
+    reader, chance = Reader(plan), random.Random(100 * plan["seed"] + place)
+    files = [reader.open(path) for path in plan["roots"]]
+    sizes = [os.fstat(descriptor).st_size // READ_BYTES for descriptor in files]
+    began = time.monotonic()
+    while True:
+        room.acquire()
+        slow_ratio = ratio_at(plan["phases"], time.monotonic() - began)
+        for _ in range(plan["batch"]):
+            tier = int(chance.random() < slow_ratio)
+            os.preadv(files[tier], [reader.buffer], chance.randrange(sizes[tier]) * READ_BYTES)
+        result_queue.put((place, {"bytes": plan["batch"] * READ_BYTES}))
+
+
+def ratio_at(phases, seconds):
+    """The ratio of the phase that this moment lies in; after the last one that of the last one."""
+    for length, ratio in phases:
+        if seconds < length:
+            return ratio
+        seconds -= length
+    return phases[-1][1]
+
+
 def sorted_files(plan):
     return sorted(str(path) for path in Path(plan["root"]).rglob("*") if path.is_file())
 
@@ -123,8 +149,9 @@ class Feed:
         self.room = context.Semaphore(plan["queue"])
         self.sent = 0
         self.index_queues = []
-        if plan["kind"] == "shards":
-            targets = [(shard_worker, (plan, i, self.room, self.results)) for i in range(plan["workers"])]
+        if plan["kind"] in {"shards", "tiers"}:
+            worker = shard_worker if plan["kind"] == "shards" else tier_worker
+            targets = [(worker, (plan, i, self.room, self.results)) for i in range(plan["workers"])]
         else:
             self.index_queues = [context.Queue() for _ in range(plan["workers"])]
             target = numbered_worker if plan["kind"] == "numbered" else ahead_worker

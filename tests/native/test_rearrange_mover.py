@@ -60,26 +60,29 @@ while mover.serve([target], time.monotonic()):
 
 @pytest.fixture(scope="module", params=["ext4", "xfs"])
 def disk(request, tmp_path_factory):
-    """A file system of that kind, in a file; (its folder, its kind)."""
+    """A file system of that kind, in a file that lies in memory; (its folder, its kind)."""
     kind = request.param
     if os.geteuid():
         missing("a file system can only be made and mounted by root")
     if shutil.which(MAKE[kind][0]) is None or not find_tool(kind):
         missing(f"{MAKE[kind][0]} or the tool that moves files on {kind} is not installed")
     folder = tmp_path_factory.mktemp(kind)
-    image, mount = folder / "image", folder / "mount"
+    mount = folder / "mount"
+    image = Path(f"/dev/shm/prefetchd-test-{os.getpid()}-{kind}")
     mount.mkdir()
     with image.open("wb") as file:
         file.truncate(400 * MIB)
     subprocess.run([*MAKE[kind], str(image)], check=True, capture_output=True)
     done = subprocess.run(["mount", "-o", "loop", str(image), str(mount)], check=False, capture_output=True, text=True)
     if done.returncode:
+        image.unlink()
         missing(f"a loop device cannot be mounted here: {done.stderr.strip()}")
     yield mount, kind
     for _ in range(50):  # a tool that was killed may still hold it
         if subprocess.run(["umount", str(mount)], check=False, capture_output=True).returncode == 0:
             break
         time.sleep(0.1)
+    image.unlink()
 
 
 @pytest.fixture
@@ -407,7 +410,7 @@ def tools_of(pid):
     return []
 
 
-def wait_for_end(pid, seconds=15.0):
+def wait_for_end(pid, seconds=30.0):
     deadline = time.monotonic() + seconds
     while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z":
         assert time.monotonic() < deadline, f"{pid} outlives the agent"

@@ -126,6 +126,13 @@ def test_nothing_is_moved_unless_asked_or_in_another_mode(node):
     assert node.mover.starts == 0
 
 
+def test_a_dry_run_says_what_it_would_do_once(node, caplog):
+    caplog.set_level("INFO")
+    node.may = False
+    node.run(5)
+    assert [r.message for r in caplog.records] == [f"would make fragmented files of /train/1 on {HDD} contiguous"]
+
+
 def test_the_kill_switch_ends_it(node):
     node.run(3)
     node.may = False

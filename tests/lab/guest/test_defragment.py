@@ -1,0 +1,194 @@
+"""Making fragmented files contiguous on a disk with moving parts: what it gains, and what others wait meanwhile.
+
+A victim reads a badly fragmented set around and around, another job reads contiguous shards of the same disk. Under an
+agent that does not move files it is seen what both wait; under one that does, what the other waits while files are
+moved, and what the victim waits afterwards, beside a set of the same size that was written contiguous. `-k "ext4-1"`
+chooses.
+"""
+
+import contextlib
+import hashlib
+import os
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lab import groups
+from tests.lab.disks import find_disk, mounted
+from tests.lab.rearrange_data import FRAGMENT, FRAGMENTED, FRAGMENTED_BYTES, MIB, lay_out, pieces
+from tests.lab.rearrange_runs import agent_of, drop_caches, rows_of, started, state
+
+pytestmark = [pytest.mark.guest, pytest.mark.nightly, pytest.mark.timeout(1800)]
+
+DISKS = {"ext4": "hdd0", "xfs": "hdd2"}
+SETTLED_SECONDS = 6.0
+SECONDS = 20.0
+MOVING_SECONDS = 300.0
+SHARDS = {"kind": "shards", "workers": 2, "queue": 4, "batch_bytes": 2 * MIB, "compute_seconds": 0.01}
+VICTIM = SHARDS | {"memory_bytes": 48 * MIB}
+OTHER = SHARDS | {"batch_bytes": MIB, "compute_seconds": 0.15}
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Gives a folder on the disk with a file system of that kind, made when it is first asked for."""
+    with contextlib.ExitStack() as stack:
+        mounts = {}
+
+        def get(kind):
+            if kind not in mounts:
+                mounts[kind] = stack.enter_context(mounted(find_disk(DISKS[kind]), kind))
+                for name in ("many", "mended"):
+                    lay_out(mounts[kind], name)
+            return mounts[kind]
+
+        yield get
+
+
+def fresh(mount, name):
+    """A fragmented set in a folder of that name."""
+    folder = lay_out(mount, "fragmented")
+    return folder.rename(folder.with_name(name))
+
+
+@contextlib.contextmanager
+def jobs(seconds, **folders):
+    """The jobs by name, each reading its folder; gives their logs."""
+    drop_caches()
+    with groups.cgroups(list(folders), []) as cgroups, contextlib.ExitStack() as stack:
+        logs = {name: Path(f"/run/{name}-{time.monotonic_ns()}.log") for name in folders}
+        for name, folder in folders.items():
+            plan = (OTHER if name == "other" else VICTIM) | {"root": str(folder), "seed": 1, "seconds": seconds}
+            stack.enter_context(started(plan, cgroups[name], logs[name]))
+        yield logs
+
+
+def waits_ms(log, since=0.0, until=1e18):
+    """Mean wait of the iterations that began in between (monotonic seconds), without those at the job's start."""
+    rows = rows_of(log)
+    since = max(since, rows[0][0] + SETTLED_SECONDS)
+    return 1e3 * statistics.fmean(waited for at, waited, _ in rows if since <= at < until)
+
+
+def waited(**folders):
+    """What each of these jobs waits per iteration (ms), reading at the same time."""
+    with jobs(SECONDS, **folders) as logs:
+        time.sleep(SECONDS + 3.0)
+    return {name: waits_ms(log) for name, log in logs.items()}
+
+
+def moving():
+    """What /state says of the victim's files, {} where it says nothing."""
+    rows = [row for row in state().get("jobs", ()) if row["cgroup"].endswith("victim")]
+    return next((one["defragment"] for row in rows for one in row["devices"] if one["defragment"]), {})
+
+
+def wait_until(condition, seconds, told=state):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.3)
+
+
+@pytest.fixture(scope="module")
+def before(request, tmp_path_factory, data):
+    """Waits under an agent that reads ahead and moves nothing, by kind of file system and seed."""
+    found = {}
+    here = [item.callspec.params for item in request.session.items if item.path == request.path]
+    chosen = {(one["kind"], one["seed"]) for one in here if "seed" in one}
+    for kind in sorted({kind for kind, _ in chosen}):
+        mount, number = data(kind), find_disk(DISKS[kind]).number
+        sets = {seed: fresh(mount, f"set{seed}") for one, seed in sorted(chosen) if one == kind}
+        with agent_of(tmp_path_factory.mktemp("still"), number):
+            contiguous = waited(victim=mount / "mended")["victim"]
+            for seed, folder in sets.items():
+                beside = waited(victim=folder, other=mount / "many")
+                found[kind, seed] = {"folder": folder, "contiguous": contiguous, **beside}
+                print(f"{kind}, seed {seed}: {found[kind, seed]}", flush=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def agent(request, before, tmp_path_factory):
+    """An agent that moves files, on the disk of the test's file system."""
+    current = {}
+    with contextlib.ExitStack() as stack:
+
+        def on(kind):
+            if current.get("kind") != kind:
+                stack.close()
+                folder = tmp_path_factory.mktemp("moves")
+                stack.enter_context(agent_of(folder, find_disk(DISKS[kind]).number, "defragment = true"))
+                current["kind"] = kind
+
+        yield on
+
+
+@pytest.mark.parametrize("kind", list(DISKS))
+def test_killed_in_the_middle_every_file_is_whole(data, tmp_path, kind):
+    """The agent dies by SIGKILL while a file is moved: mover and tool go, the job goes on, the files are the same."""
+    folder = fresh(data(kind), "killed")
+    before = checksums(folder)
+    with (
+        agent_of(tmp_path, find_disk(DISKS[kind]).number, "defragment = true") as agent,
+        jobs(90, victim=folder) as logs,
+    ):
+        wait_until(lambda: movers() & {"e4defrag", "xfs_fsr"}, 80, lambda: (moving(), state().get("rearrange")))
+        agent.kill()
+        agent.wait(10)
+        wait_until(lambda: not movers(), 20, movers)
+        rows = len(rows_of(logs["victim"]))
+        wait_until(lambda: len(rows_of(logs["victim"])) > rows, 20)
+    assert checksums(folder) == before
+    assert sorted(path.name for path in folder.iterdir()) == [path.name for path in before]
+    os.sync()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("kind", list(DISKS))
+def test_fragmented_files_become_contiguous_and_nobody_else_waits(before, agent, data, kind, seed):
+    was = before[kind, seed]
+    files = sorted(was["folder"].iterdir())
+    sums = checksums(was["folder"])
+    assert all(pieces(path) > FRAGMENTED_BYTES // FRAGMENT // 2 for path in files)
+    agent(kind)
+    with jobs(MOVING_SECONDS, victim=was["folder"], other=data(kind) / "many") as logs:
+        wait_until(lambda: moving().get("running"), 60)
+        began = time.monotonic()
+        wait_until(lambda: moving().get("moved_files", 0) == FRAGMENTED, MOVING_SECONDS - 30, lambda: told(began))
+        ended = time.monotonic()
+        last = state()
+        other = waits_ms(logs["other"], began, ended)
+    print(f"{kind}, seed {seed}: {FRAGMENTED} files in {ended - began:.0f} s, {last['rearrange']['defragment']}")
+    after = waited(victim=was["folder"])["victim"]
+    print(f"{kind}, seed {seed}: other job {was['other']:.2f} -> {other:.2f} ms; fragmented {was['victim']:.1f} -> "
+          f"{after:.1f} ms, contiguous {was['contiguous']:.1f} ms", flush=True)  # fmt: skip
+    assert all(pieces(path) <= 2 for path in files)
+    assert checksums(was["folder"]) == sums
+    assert other <= max(1.1 * was["other"], was["other"] + 0.5)
+    assert after <= 2.0 * was["contiguous"]
+    assert after < 0.5 * was["victim"]
+
+
+def told(began):
+    return round(time.monotonic() - began), moving(), state().get("rearrange")
+
+
+def checksums(folder):
+    """Content, identity and time of change of every file."""
+    return {
+        path: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in sorted(folder.iterdir())
+    }
+
+
+def movers():
+    """Processes of the mover and its tools, and whether its cgroup is there."""
+    names = []
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            names.append(path.read_text().strip())
+    found = {"prefetchd-move", "e4defrag", "xfs_fsr"} & set(names)
+    return found | ({"cgroup"} if (groups.ROOT / "prefetchd-rearrange-defragment").exists() else set())
