@@ -30,6 +30,8 @@ CLIENT_TIMEOUT_SECONDS = 10.0
 MAX_CLIENTS = 32
 """Connections that may wait for their request, and as many that are answered: nobody can exhaust the node, nor lock out
 a scraper by holding connections open."""
+LEAVING_SECONDS = 5.0
+"""For how long a newcomer waits for the place of a client that was hung up on: its thread ends at once, when it runs."""
 
 
 class Endpoint:
@@ -125,17 +127,19 @@ class _Server(ThreadingHTTPServer):
         self._slots = threading.BoundedSemaphore(2 * MAX_CLIENTS)
         self._lock = threading.Lock()
         self._waiting: dict[Any, tuple[socket.socket, float]] = {}
+        self._leaving: set[Any] = set()
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Take a client on; where too many send nothing, the one that has been at it longest goes."""
-        if not self._slots.acquire(blocking=False):
+        with self._lock:
+            if len(self._waiting) >= MAX_CLIENTS:
+                self._hang_up(next(iter(self._waiting)))
+        if not self._slots.acquire(timeout=LEAVING_SECONDS if self._leaving else 0):
             self.shutdown_request(request)
             return
         with self._lock:
             self._waiting[client_address] = request, time.monotonic() + CLIENT_TIMEOUT_SECONDS
-            if len(self._waiting) > MAX_CLIENTS:
-                self._hang_up(next(iter(self._waiting)))
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
@@ -147,6 +151,7 @@ class _Server(ThreadingHTTPServer):
 
     def _hang_up(self, client: Any) -> None:
         connection, _ = self._waiting.pop(client)
+        self._leaving.add(client)
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
@@ -167,6 +172,8 @@ class _Server(ThreadingHTTPServer):
         finally:
             self.request_is_there(client_address)
             self._slots.release()
+            with self._lock:
+                self._leaving.discard(client_address)
 
     def _encrypted(self, context: ssl.SSLContext, request: socket.socket, client: Any) -> ssl.SSLSocket:
         """The encrypted connection takes the descriptor over, and with it the place among those that wait."""

@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import socket
+import socketserver
 import ssl
 import subprocess
 import threading
@@ -130,6 +131,21 @@ def test_silent_clients_do_not_block_others(serve, count):
     try:
         assert get(endpoint, "/healthz")[0] == 200
         assert threading.active_count() < 2 * MAX_CLIENTS + 10
+    finally:
+        close(silent)
+
+
+def test_who_was_hung_up_on_makes_room_however_late_its_thread_runs(serve, monkeypatch):
+    def finish_late(handler):
+        time.sleep(0.2)
+        end(handler)
+
+    end = socketserver.StreamRequestHandler.finish
+    monkeypatch.setattr(socketserver.StreamRequestHandler, "finish", finish_late)
+    endpoint = serve()
+    silent = connect(endpoint, 3 * MAX_CLIENTS)
+    try:
+        assert get(endpoint, "/healthz")[0] == 200
     finally:
         close(silent)
 
