@@ -256,9 +256,10 @@ def _link_families(report: TickReport, known: dict[int, JobReport]) -> Families:
         states.setdefault(endpoint.cgroup_id, []).append(state)
     for job, several in states.items():
         if job in known:
-            open_now = sum(one.connections for one in several)
-            weighed = sum(one.connections * (one.round_trip_ns or 0) for one in several)
-            _set(count, _labels(known[job]), open_now)
+            counts = [one.connections for one in several if one.connections is not None]
+            open_now = sum(counts)
+            weighed = sum((one.connections or 0) * (one.round_trip_ns or 0) for one in several)
+            _set(count, _labels(known[job]), open_now if len(counts) == len(several) else None)
             _set(trip, _labels(known[job]), weighed / open_now / 1e9 if open_now else None)
             _set(resent, _labels(known[job]), sum(one.retransmits for one in several))
     packets = _counter("interface_packets", "Packets received and sent, by network interface.", ("device",))

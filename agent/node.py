@@ -223,10 +223,12 @@ def links_by_job(
 
 def _joined(states: Sequence[LinkState]) -> LinkState:
     """Of the containers of one job at one endpoint: the round trip is the mean over connections."""
-    known = [(one.connections, one.round_trip_ns) for one in states if one.round_trip_ns is not None]
-    count = sum(connections for connections, _ in known)
-    mean = sum(connections * ns for connections, ns in known) // count if count else None
-    return LinkState(sum(one.connections for one in states), mean, sum(one.retransmits for one in states))
+    retransmits = sum(one.retransmits for one in states)
+    counts = [one.connections for one in states if one.connections is not None]
+    if len(counts) < len(states):
+        return LinkState(None, None, retransmits)
+    total = sum((one.connections or 0) * (one.round_trip_ns or 0) for one in states)
+    return LinkState(sum(counts), total // sum(counts) if sum(counts) else None, retransmits)
 
 
 def preferred_streams(streams: Sequence[StreamCounters]) -> tuple[StreamCounters, ...]:

@@ -31,7 +31,7 @@ MAX_CLIENTS = 32
 """Connections that may wait for their request, and as many that are answered: nobody can exhaust the node, nor lock out
 a scraper by holding connections open."""
 LEAVING_SECONDS = 5.0
-"""For how long a newcomer waits for the place of a client that was hung up on: its thread ends at once, when it runs."""
+"""For how long a newcomer waits for the place of a client that was hung up on: its thread ends as soon as it runs."""
 
 
 class Endpoint:

@@ -156,10 +156,10 @@ class LinkState:
     """Connections of one cgroup to one endpoint: those open now, their mean smoothed round trip, segments sent again.
 
     `retransmits` is cumulative, as far as they were seen while a connection was open; `round_trip_ns` is None where no
-    connection is open.
+    connection is open. Both `connections` and that are None where they are unknown: a namespace could not be looked at.
     """
 
-    connections: int
+    connections: int | None
     round_trip_ns: int | None
     retransmits: int
 

@@ -54,7 +54,7 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
         (wanted.fuse, lambda: FuseProbe(loader)),
         (wanted.page_cache, lambda: PageCacheProbe(loader)),
         (wanted.object_store, lambda: _object_store(config, loader)),
-        (wanted.object_store, lambda: LinkProbe(_endpoints(config))),
+        (wanted.object_store, lambda: LinkProbe(_endpoints(config), root=Path(root))),
         (wanted.dataloader, lambda: DataLoaderProbe(loader)),
         (wanted.workers, lambda: WorkersProbe(loader)),
         (config.hint.enabled, lambda: HintListener(Path(config.hint.socket), Path(root))),

@@ -1,18 +1,21 @@
 """Link state on loopback, against the socket's own TCP_INFO and the kernel's interface counters."""
 
+import ast
 import contextlib
 import ctypes
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from bpf.link_state import LinkProbe, interface_packets, read_connections
-from bpf.samples import LinkState, ObjectKey, ProbeState
+from bpf.net_namespaces import own_namespace, visited
+from bpf.samples import LinkState, ObjectKey, ProbeState, ProbeStatus
 
 pytestmark = pytest.mark.native
 
@@ -49,9 +52,9 @@ def until(condition):
 def watching():
     made = []
 
-    def begin(*endpoints, **more):
+    def begin(*endpoints, managed=(1,), **more):
         made.append(LinkProbe(endpoints, every_seconds=0.05, **more))
-        made[-1].manage([1])
+        made[-1].manage(managed)
         return made[-1]
 
     yield begin
@@ -171,3 +174,106 @@ def test_asking_imports_nothing():
     program = f"import sys; from bpf.link_state import interface_packets, read_connections; {ask}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+TALK = """
+import os, pathlib, socket, sys
+pathlib.Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+accepted, _ = server.accept()
+client.sendall(b"request" * 100)
+accepted.recv(1000)
+print(server.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def elsewhere(cgroup):
+    """A process of this cgroup in a network namespace of its own, with a connection to itself: (process id, port)."""
+    enter = 'ip link set lo up && exec "$@"'
+    command = ["unshare", "--net", "sh", "-c", enter, "sh", sys.executable, "-c", TALK, cgroup]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline()
+        assert line, "no network namespace can be made here"
+        yield process.pid, int(line)
+        process.communicate()
+
+
+def namespaces_of_threads():
+    return {(task / "ns/net").stat().st_ino for task in Path("/proc/self/task").iterdir()}
+
+
+def test_connections_in_a_jobs_own_network_namespace(watching, make_cgroup):
+    """Beside those in the agent's own, for the container whose they are; a namespace that vanishes is no failure."""
+    job = make_cgroup()
+    container = make_cgroup(job)
+    with elsewhere(container) as (process, port), connected(socket.AF_INET, "127.0.0.1", 2) as (own_port, _):
+        assert Path(f"/proc/{process}/ns/net").stat().st_ino != own_namespace()
+        assert list(read_connections([port])) == []
+        probe = watching(f"*:{port}", f"*:{own_port}", root=job.parent, managed=[job.stat().st_ino])
+        mine = ObjectKey(container.stat().st_ino, f"127.0.0.1:{port}")
+        until(lambda: mine in probe.read(0).links)
+        state = probe.read(0).links[mine]
+        assert (state.connections, state.retransmits) == (1, 0)
+        assert state.round_trip_ns > 0
+        assert sorted(known(probe, "connections")) == [1, 2]
+        assert probe.status() == ProbeStatus("links", ProbeState.ATTACHED)
+        until(lambda: namespaces_of_threads() == {own_namespace()})
+    until(lambda: probe.read(0).links[mine] == LinkState(0, None, 0))
+    assert probe.status() == ProbeStatus("links", ProbeState.ATTACHED)
+
+
+def test_namespaces_of_unmanaged_cgroups_are_not_visited(watching, make_cgroup):
+    job, other = make_cgroup(), make_cgroup()
+    with elsewhere(other) as (_, port):
+        probe = watching(f"*:{port}", root=job.parent, managed=[job.stat().st_ino])
+        until(lambda: probe.read(0).interfaces)
+        assert probe.read(0).links == {}
+
+
+def test_a_visit_ends_at_home_however_it_ends(make_cgroup):
+    homes = []
+
+    def visit(process):
+        with contextlib.suppress(ZeroDivisionError), visited([2**30, process]) as is_there:
+            homes.append((is_there, own_namespace()))
+            raise ZeroDivisionError
+        homes.append(own_namespace())
+        with visited([2**30]) as is_there:  # no process can have this number
+            homes.append((is_there, own_namespace()))
+
+    with elsewhere(make_cgroup()) as (process, _):
+        thread = threading.Thread(target=visit, args=[process])
+        thread.start()
+        thread.join()
+        there, here = Path(f"/proc/{process}/ns/net").stat().st_ino, own_namespace()
+    assert homes == [(True, there), here, (False, here)]
+
+
+def test_a_namespace_that_may_not_be_entered_is_unknown(watching, make_cgroup, monkeypatch):
+    """With its reason and a count; the agent's own is looked at all the same."""
+    job = make_cgroup()
+
+    def refuse(_namespace):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("bpf.net_namespaces._enter", refuse)
+    with elsewhere(job) as (_, port), connected(socket.AF_INET, "127.0.0.1", 1) as (own_port, _):
+        probe = watching(f"*:{port}", f"*:{own_port}", root=job.parent, managed=[job.stat().st_ino])
+        until(lambda: probe.status().lost_events > 2)
+        assert known(probe, "connections") == [1]
+        status = probe.status()
+        assert status.state is ProbeState.DEGRADED
+        assert "in 1 of the jobs' network namespaces are unknown: Operation not permitted" in status.why
+
+
+def test_odd_names_of_interfaces():
+    """The kernel takes any bytes but `/`, `:` and white space; here for the loopback of a namespace of its own."""
+    program = "import bpf.link_state as l; print(ascii(l.interface_packets()))"
+    rename = 'ip link set lo name "$0" && exec "$@"'
+    name = b"\xc3\xa9\xff\xf0x"
+    command = ["unshare", "--net", "sh", "-c", rename, name, sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == {"\xe9\\xff\\xf0x": 0}

@@ -59,6 +59,16 @@ def test_a_socket_belongs_to_the_innermost_job_above_its_cgroup():
     }
 
 
+def test_connections_that_are_unknown_in_one_container_are_unknown_of_the_job():
+    """Not so what was sent again: a counter that went back would look like one that began anew."""
+    tree = [Cgroup(1, "/a"), Cgroup(11, "/a/c1"), Cgroup(12, "/a/c2")]
+    links = {
+        ObjectKey(11, "192.0.2.1:443"): LinkState(1, 100, 1),
+        ObjectKey(12, "192.0.2.1:443"): LinkState(None, None, 2),
+    }
+    assert links_by_job(links, tree, JOBS.values()) == {ObjectKey(1, "192.0.2.1:443"): LinkState(None, None, 3)}
+
+
 def test_a_hint_is_believed_before_an_inference():
     hint, inferred = stream(1), stream(1, "dataloader")
     assert preferred_streams([inferred, hint]) == (hint,)
