@@ -67,7 +67,7 @@ def live(probes, parent, data, jobs):
             probe.manage([one.stat().st_ino for one in folders])
         if at % max(1, jobs // BUSY) == 0:
             report = workload.run(folder, "read", data, 4096, 3)
-            assert bytes_read(probes[0], folder) == report.bytes
+            assert bytes_read(probes[0], folder) == report.fetched
         for probe in probes[1:]:
             probe.read(time.monotonic_ns())
         if len(folders) == 3:

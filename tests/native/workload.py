@@ -24,11 +24,16 @@ FS_IOC_FIEMAP = 0xC020660B
 
 @dataclass(frozen=True)
 class Report:
-    """What one process did: calls, bytes, and the time of each call in ns."""
+    """What one process did: calls, bytes, and the time of each call in ns.
+
+    `fetched` is what the kernel read from disks for it since it joined its cgroup, in bytes, by its own account of the
+    process. More than `bytes` where pages of the program or blocks of the file system had been dropped from memory.
+    """
 
     calls: int
     bytes: int
     times_ns: list[int]
+    fetched: int = 0
 
     @property
     def mean_ns(self):
@@ -55,10 +60,20 @@ def finish(*processes):
         process.stdin.flush()
     reports = []
     for process in processes:
-        output, _ = process.communicate(timeout=300)
+        output = process.stdout.read()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        fetched = fetched_bytes(process.pid)
+        process.communicate(timeout=300)
         assert process.returncode == 0, f"workload ended with {process.returncode}"
-        reports.append(Report(**json.loads(output)))
+        report = json.loads(output)
+        reports.append(Report(**report | {"fetched": fetched - report["fetched"]}))
     return reports
+
+
+def fetched_bytes(pid):
+    """What was read from disks for a process, by `read_bytes` of /proc/PID/io: counted as each bio is submitted."""
+    fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(fields["read_bytes"])
 
 
 def run(cgroup, *arguments, **options):
@@ -204,10 +219,11 @@ def _ready():
 
 def main(cgroup, kind, path, *numbers):
     """Join the cgroup, do the IO: block size, calls and, where it is not 0, the first byte."""
+    fetched = fetched_bytes("self")
     Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
     _come_first()
     block, calls, first = [*map(int, numbers), 0][:3]
-    print(json.dumps(vars(KINDS[kind](path, block, calls, first))))
+    print(json.dumps(vars(KINDS[kind](path, block, calls, first)) | {"fetched": fetched}))
 
 
 if __name__ == "__main__":
