@@ -103,9 +103,9 @@ def strengths(
     """How much speaks for each cause, 0..1, most specific first; the numbers go into `evidence`."""
     return {
         Cause.SELF_THROTTLED: _self_throttled(signals, node, settings, evidence),
+        Cause.COLD_START: _cold_start(signals, state, settings, evidence),
         Cause.CPU_BOUND: _cpu_bound(signals, node, settings, evidence),
         Cause.REMOTE_CONGESTION: _remote(signals, state, settings, evidence),
-        Cause.COLD_START: _cold_start(signals, state, settings, evidence),
         Cause.CACHE_THRASH: _cache_thrash(signals, node, state, settings, evidence),
         Cause.DEVICE_CONTENTION: _contention(signals, node, settings, evidence),
     }

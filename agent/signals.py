@@ -25,6 +25,9 @@ NS = 1e-9
 READING_SECONDS = 1.0
 """A job that moved a byte within this time, or has a request in flight, counts as reading."""
 
+QUIET_SECONDS = 0.5
+"""Workers that did nothing for this long tell nothing of what they are short of any more."""
+
 FIRST_READS = 64.0
 """The first-IO latency is the mean of at most about this many reads after a start or resume."""
 
@@ -44,6 +47,7 @@ class SignalState(NamedTuple):
     nic_packets_per_second: float | None = None
     first_reads: float = 0.0
     first_latency: float = 0.0
+    quiet_seconds: float = 0.0
 
 
 def derive(
@@ -79,6 +83,9 @@ def derive(
     weight = gain(dt, settings.smoothing_seconds)
     hits_now = _hit_ratio(previous.cache, current.cache)
     hits = smooth(state.hit_ratio, hits_now, weight)
+    busy = _cpu_ratio(previous.workers, current.workers)
+    quiet = 0.0 if busy is not None else state.quiet_seconds + dt
+    worked = None if loop.started or quiet > QUIET_SECONDS else state.cpu_ratio
     batch = forecast.restarted(state.batch) if loop.started else state.batch
     batch = forecast.observe(batch, loop.new_iterations, reads, loop.queued_batches, loop.hinted_bytes)
     new = make(
@@ -89,9 +96,10 @@ def derive(
             batch,
             idle,
             hits,
-            smooth(state.cpu_ratio, _cpu_ratio(previous.workers, current.workers), weight),
+            smooth(worked, busy, weight),
             smooth(state.nic_packets_per_second, _packets(previous, current, dt), weight),
             *_first_reads(state, changes, hits_now, since_start, loop.started),
+            quiet,
         ),
     )
     return new, _signals(current, dt, new, loop, devices)

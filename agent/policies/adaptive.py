@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, inf
 from typing import NamedTuple
 
 from agent.pid import PidState, pid_step
@@ -196,6 +196,7 @@ class Adaptive:
                 actionable,
                 job.health.confidence >= self.settings.victim_confidence,
                 (job.health.parts.get("queue") or 0.0) >= self.settings.full_queue,
+                _lasts(job.signals, use.used, steady),
             ),
         )
 
@@ -277,6 +278,13 @@ def _steady_part(signals: Signals, name: str, need: Need) -> float:
         return 1.0
     steady = signals.next_batch_bytes / max(signals.compute_seconds, 0.001) * signals.devices[name].access_share
     return min(1.0, steady / need.bytes_per_second)
+
+
+def _lasts(signals: Signals, used: float, steady: float | None) -> float:
+    """Seconds until the queue is empty when the job consumes at its pace and gets what it gets now; inf if unknown."""
+    if signals.queue_takeable is None or signals.compute_seconds is None or steady is None or used >= steady:
+        return inf
+    return signals.queue_takeable * signals.compute_seconds / (1.0 - used / steady)
 
 
 def _neighbours(name: str, capacity: Capacity, view: NodeView) -> list[Neighbour]:

@@ -63,8 +63,9 @@ class PolicySettings:
     `usable`: what of a device is handed out. `floor` and `ceiling` bound every cap; a cap at the ceiling is none.
     `rearrange_score`, `rearrange_iterations`: where reading ahead on an HDD is asked for (paper, section 4);
     `rearrange_queue`, `rearrange_wait_ratio`: a queue part below, with a wait of this part of the computation, counts.
-    `training_caps`: media on which training jobs may be capped. `raise_seconds`: a cap is raised at most this often;
-    `suppress`: smaller relative changes are not worth a write. `switches` belongs to the tests.
+    `foresight_seconds`: a job whose queue will be empty sooner than this at what it receives now is about to starve and
+    counts as a victim. `training_caps`: media on which training jobs may be capped. `raise_seconds`: a cap is raised at
+    most this often; `suppress`: smaller relative changes are not worth a write. `switches` belongs to the tests.
     """
 
     pool: PoolSettings = field(default_factory=PoolSettings)
@@ -82,6 +83,7 @@ class PolicySettings:
     hold_seconds: float = 0.6
     longest_hold_seconds: float = 3.0
     victim_confidence: float = 0.4
+    foresight_seconds: float = 0.8
     consumption_seconds: float = 1.0
     trim_limit: float = 0.5
     trim_release_seconds: float = 2.0

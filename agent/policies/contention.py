@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
     `want` is its need with trim and refill, `steady` the need without refill (None: unknown), `used` what it achieves.
     `actionable`: more local bandwidth can help it. `confident`: its score is known well enough to act on. `full`: its
-    queue is.
+    queue is. `lasts`: seconds until its queue is empty at what it receives now.
     """
 
     job: JobId
@@ -49,6 +49,7 @@ class Member(NamedTuple):
     actionable: bool = True
     confident: bool = True
     full: bool = False
+    lasts: float = inf
 
     @property
     def helpable(self) -> bool:
@@ -120,16 +121,21 @@ def decide(
 def find_victims(
     members: Sequence[Member], neighbours: Sequence[Neighbour], available: float, settings: PolicySettings
 ) -> frozenset[JobId]:
-    """Jobs below the tight score that receive less than their fair need, while others use the device.
+    """Jobs that starve, or are about to, and receive less than their fair need, while others use the device.
 
     The fair need is the job's part in a max-min division of the whole device by need.
     """
-    sick = [m for m in members if m.score < settings.tight_score and m.helpable]
+    sick = [m for m in members if m.score < settings.healthy_score and m.helpable and _starves(m, settings)]
     if not sick:
         return frozenset()
     fair = fill({m.job: m.want for m in members}, settings.usable * available, {m.job: m.weight for m in members})
     total = sum([m.used for m in members]) + sum([n.used for n in neighbours])
     return frozenset([m.job for m in sick if m.used < VICTIM_RATIO * fair[m.job] and total - m.used > OTHERS_SHARE])
+
+
+def _starves(m: Member, settings: PolicySettings) -> bool:
+    """Whether a job that is not healthy is tight or about to be: the score follows a draining queue with a delay."""
+    return m.score < settings.tight_score or m.lasts < settings.foresight_seconds
 
 
 def _gate(before: DeviceState, victims: bool, now: float, settings: PolicySettings) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 No request takes time of its own, no head moves, no cap leaves a gap, and every byte that a drive can deliver goes at
 once to whom the rule says. What still waits then waits because the jobs of one drive want more than it has. It is no
-proof of a least wait, but the least of several rules, two of which know what no agent can.
+proof of a least wait, but the least of several rules, one of which knows what no agent can.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ TUNING_SEED, REPORTING_SEED = 1, 2
 
 BOOTS = 5
 """Guests that may end before their time until the lab counts as broken."""
-_READY_SECONDS, _RUN_SECONDS = 400.0, 60.0
+_READY_SECONDS, _RUN_SECONDS, _SILENCE_SECONDS = 400.0, 60.0, 240.0
 
 Progress = Callable[[str], None]
 Key = tuple[str, int]
@@ -111,7 +111,8 @@ def _make(guest: Guest, document: dict[str, Any], path: Path, left: Sequence[Key
             raise _Complete
 
     try:
-        result = guest.run(command, on_output=collect, timeout=_READY_SECONDS + _RUN_SECONDS * len(words))
+        most = _READY_SECONDS + _RUN_SECONDS * len(words)
+        result = guest.run(command, on_output=collect, timeout=most, silence=_SILENCE_SECONDS)
     except _Complete:
         return
     finally:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from agent.config import ByteRate
 from agent.simulate.scenario import ByteSize, Device, Job, Neighbour, Scenario
 
@@ -138,8 +140,8 @@ def _device_contention(chance: random.Random, number: int) -> Labelled:
 def _self_throttled(chance: random.Random, number: int) -> Labelled:
     """A job that has enough, until somebody caps it below its need."""
     begin = round(chance.uniform(3.5, 5.0), 1)
-    need, part = chance.uniform(0.20, 0.50) * DRIVE.bytes_per_second, chance.uniform(0.40, 0.80)
-    job, shown = _job(chance, need)
+    need, part = chance.uniform(0.20, 0.50) * DRIVE.bytes_per_second, chance.uniform(0.40, 0.70)
+    job, shown = _job(chance, need, queue_batches=chance.randint(3, 6))  # empty within 3 s
     peers, more = _modest(chance, chance.randint(0, 1))
     by_requests = chance.random() < 0.3
     rate = None if by_requests else round(need * part)
@@ -187,23 +189,24 @@ def _remote_congestion(chance: random.Random, number: int) -> Labelled:
 
 
 def _cache_thrash(chance: random.Random, number: int) -> Labelled:
-    """Two jobs that read again and again what does not fit into the memory that they share."""
-    data = [ByteSize(chance.randint(80, 128) * MIB) for _ in range(2)]
-    memory = round(sum(data) * chance.uniform(0.40, 0.55))
-    jobs, shown = [], {"shared_memory_mib": memory // MIB}
-    for name, size in zip((SUBJECT, "peer0"), data, strict=True):
-        job, more = _job(
-            chance,
-            chance.uniform(1.6, 2.0) * DRIVE.bytes_per_second,
-            name=name,
-            access="filesystem",
-            data=size,
-            pattern="random",
-            read_size=chance.choice((64, 128)) << 10,
-        )
-        jobs.append(job)
-        shown |= more
-    scenario = _scenario("cache_thrash", 18.0, tuple(jobs))  # the cache is full well before 9 s
+    """Two equal jobs that read again and again what does not fit into the memory that they share.
+
+    Equal, or the stronger one takes the cache, and the device with it: then one thrashes no more, and the other has a
+    second cause.
+    """
+    data = ByteSize(chance.randint(80, 128) * MIB)
+    memory = round(2 * data * chance.uniform(0.40, 0.55))
+    job, shown = _job(
+        chance,
+        chance.uniform(1.6, 2.0) * DRIVE.bytes_per_second,
+        access="filesystem",
+        data=data,
+        pattern="random",
+        read_size=chance.choice((64, 128)) << 10,
+    )
+    jobs = (job, msgspec.structs.replace(job, name="peer0"))
+    shown |= {"shared_memory_mib": memory // MIB}
+    scenario = _scenario("cache_thrash", 18.0, jobs)  # the cache is full well before 9 s
     return Labelled("cache_thrash", number, scenario, 9.0, shared_memory=memory, parameters=shown)
 
 

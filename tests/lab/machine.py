@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from tests.lab.cache import PROJECT, cache_folder, work_folder
@@ -149,23 +150,24 @@ class Guest:
         env: Mapping[str, str] | None = None,
         on_output: Callable[[bytes], None] | None = None,
         timeout: float | None = None,
+        silence: float = inf,
     ) -> LabResult:
         """Run one command as root in the project folder; its standard output and error go to one file.
 
         `on_output` gets that output in pieces while the command runs. Raises `LabTimeout` after `timeout` seconds
-        (default: the lab's) and `LabBroken` when the guest ends meanwhile.
+        (default: the lab's) or `silence` seconds without output, and `LabBroken` when the guest ends meanwhile.
         """
         number, self._next = self._next, self._next + 1
         started = time.monotonic()
         self._submit(number, argv, env or {})
         output = self.control / f"{number}.out"
-        follower = _Follower(output, on_output or (lambda _: None))
+        follower = _Follower(output, on_output or (lambda _: None), silence)
         status = self.control / f"{number}.status"
         kept = self.out_dir / f"command-{number}.log"
         try:
             self.wait_for(status, timeout or self.timeout, f"running `{shlex.join(argv)}`", follower.poll)
         finally:
-            follower.poll()
+            follower.read()
             if output.exists():
                 shutil.copyfile(output, kept)
         seconds = time.monotonic() - started
@@ -234,17 +236,28 @@ class _Follower:
 
     path: Path
     on_output: Callable[[bytes], None]
+    silence: float
     _seen: int = 0
+    _heard_at: float = field(default_factory=time.monotonic)
 
     def poll(self) -> None:
+        """Hand over what is new. Raises `LabTimeout` after `silence` seconds without any."""
+        if self.read():
+            self._heard_at = time.monotonic()
+        elif time.monotonic() - self._heard_at > self.silence:
+            raise LabTimeout(f"The guest printed nothing for {self.silence:g} s; its last words are in {self.path}.")
+
+    def read(self) -> bool:
+        """Hand over what is new; returns whether there was any."""
         if not self.path.exists():
-            return
+            return False
         with self.path.open("rb") as file:
             file.seek(self._seen)
             piece = file.read()
         if piece:
             self._seen += len(piece)
             self.on_output(piece)
+        return bool(piece)
 
 
 @dataclass(frozen=True)

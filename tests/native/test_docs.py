@@ -59,6 +59,7 @@ NOT_RUN = {
         "tests/bench/test_overhead.py::test_a_short_run_measures_everything",
     ),
     "sudo .venv/bin/python -m tests.lab pytest": ("a guest for minutes", "tests/lab/guest/test_rearrange.py"),
+    "sudo .venv/bin/python -m tests.lab causes": ("a guest for half an hour", "tests/lab/guest/test_causes.py"),
     "make package": ("builds an archive", "tests/unit/packaging/test_install.py::test_two_clones_give_the_same_bytes"),
     "packaging/container/build.sh": (
         "needs a container engine",

@@ -143,6 +143,22 @@ CHECKS = {
 }
 
 
+def test_a_queue_that_drains_opens_the_gate_before_the_score_is_low():
+    """Well at 70, but at half of what it consumes its four batches of 0.1 s last for 0.8 s; at 0.9 of it for 4 s."""
+    for used, starving in ((0.1, True), (0.18, False)):
+        run = Run()
+        draining = job_view(1, score=70.0, used=used, need=0.2, queue_takeable=3.9)
+        decision = run.step(draining, job_view(2, **DONOR), neighbours=(neighbour_view(9, 0.6),))
+        assert decision.gate_open[SSD] is starving
+        assert ((9, SSD) in decision.quotas) is starving
+
+
+def test_a_healthy_job_is_not_about_to_starve_however_short_its_queue():
+    run = Run()
+    short = job_view(1, score=85.0, used=0.1, need=0.2, queue_takeable=1.0)
+    assert not run.step(short, job_view(2, **DONOR), neighbours=(neighbour_view(9, 0.6),)).gate_open[SSD]
+
+
 @pytest.mark.parametrize("line", CHECKS)
 def test_line_holds(line):
     CHECKS[line]()

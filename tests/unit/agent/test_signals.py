@@ -382,6 +382,24 @@ def test_cache_and_workers():
     assert signals.cpu_ratio == pytest.approx(0.8)
 
 
+def test_what_the_workers_did_before_a_start_says_nothing_of_the_new_life():
+    busy, blocked = WorkerTime(900 * MS, 0, 0, 0, 0, 0, 0), WorkerTime(900 * MS, 0, 50 * MS, 0, 0, 0, 0)
+    samples = [
+        at(0, streams=(stream(iterations=50),), workers=WorkerTime(0, 0, 0, 0, 0, 0, 0)),
+        at(900, streams=(stream(iterations=60),), workers=busy),
+        at(950, streams=(stream(iterations=1),), workers=blocked),
+    ]
+    of_old, of_new = feed(samples)[-2:]
+    assert of_old.cpu_ratio == pytest.approx(1.0)
+    assert of_new.cpu_ratio == pytest.approx(0.0)
+
+
+def test_what_the_workers_did_is_unknown_after_half_a_second_without_work():
+    none, busy = WorkerTime(0, 0, 0, 0, 0, 0, 0), WorkerTime(100 * MS, 0, 0, 0, 0, 0, 0)
+    samples = [at(0, workers=none), *(at(time, workers=busy) for time in (100, 300, 590, 700))]
+    assert [one.cpu_ratio for one in feed(samples)[1:]] == [pytest.approx(1.0)] * 3 + [None]
+
+
 def test_remote_storage():
     nfs, s3 = NfsKey(1, "server:/data", "read"), ObjectKey(1, "10.0.0.1:9000")
     samples = [

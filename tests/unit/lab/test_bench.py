@@ -79,15 +79,15 @@ def document(*runs):
 def test_shipped_plan_holds_what_it_promises():
     cells = load_plan(SHIPPED, None)
     names = {one.subject.name for one in cells}
-    assert 75 <= len(cells) <= 95
-    assert {"ssd-greedy", "hdd-hot", "nfs-congested", "cpu-bound", "new-backup", "new-crowd", "new-archive"} <= names
+    assert 75 <= len(cells) <= 105
+    assert {"ssd-greedy", "hdd-hot", "nfs-congested", "cpu-bound", "late-rush", "late-verify", "late-save"} <= names
     for name in ("ssd-greedy", "ssd-writer"):
         assert {one.seed for one in cells if one.subject.name == name and one.policy == "adaptive"} == {1, 2, 3}
     assert len(set(machines({one.subject.name: one.subject for one in cells}.values()).values())) == 1
 
 
 def test_untuned_scenarios_say_so():
-    for name in ("new-backup", "new-crowd", "new-archive"):
+    for name in ("late-rush", "late-verify", "late-save"):
         assert find_scenario(name).read_text().startswith("# Never used for tuning")
 
 

@@ -138,7 +138,7 @@ class FakeGuest:
     def __init__(self, out_dir):
         self.out_dir = out_dir
 
-    def run(self, command, *, on_output, timeout):
+    def run(self, command, *, on_output, timeout, silence):
         result = {"label": "none", "number": 0, "looks": 9, "stuck": {}}
         (self.out_dir / "none-0.json").write_text(json.dumps(result))
         on_output(b"none:0: none\n")

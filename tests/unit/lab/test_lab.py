@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.lab import LabBroken, LabTimeout, LabUnavailable
 from tests.lab import __main__ as command_line
 from tests.lab.cache import lock_path, machine_lock, work_folder
 from tests.lab.host import remember_accelerator, remembered_accelerator
-from tests.lab.machine import last_words, locked_up_seconds
+from tests.lab.machine import _Follower, last_words, locked_up_seconds
 from tests.lab.peers import CostModel, cap_line, current_scheduler, slice_weights
 from tests.lab.scenario_run import split_at_dashes
 
@@ -136,3 +137,19 @@ def test_a_lockup_is_read_from_the_console():
     )
     assert locked_up_seconds(console) == 71
     assert locked_up_seconds("[ 1.0] clocksource: stuck for nothing\n") == 0
+
+
+def test_a_guest_that_falls_silent_is_given_up(tmp_path):
+    heard, path = [], tmp_path / "0.out"
+    follower = _Follower(path, heard.append, silence=0.05)
+    path.write_text("agent ready\n")
+    follower.poll()
+    follower.poll()
+    time.sleep(0.06)
+    with path.open("a") as file:
+        file.write("one: none\n")
+    follower.poll()
+    assert b"".join(heard) == b"agent ready\none: none\n"
+    time.sleep(0.06)
+    with pytest.raises(LabTimeout, match=r"printed nothing for 0.05 s; its last words are in .*0\.out"):
+        follower.poll()
