@@ -263,7 +263,8 @@ def load(path: Path) -> Config:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Configuration {str(path)!r} cannot be read ({error}); check the path and rights.") from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"Configuration {str(path)!r} cannot be read ({why}); check the path and rights.") from None
     return parse(text, str(path))
 
 

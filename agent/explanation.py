@@ -213,7 +213,10 @@ def _cap(one: Row, state: Row) -> str:
         seen = "" if state.get("mode") == "enforce" else f" (mode {state.get('mode')}: not written)"
         return f"capped at {rate(one['quota_bytes_per_second'])}{seen}: {why}"
     if one["gate_open"] is None:
-        return "uncapped: the capacity of the device is not known (prefetchd calibrate measures it)"
+        return (
+            "uncapped: the device is observed only, as its capacity is not declared (prefetchd calibrate measures it) "
+            "or this node cannot limit it (prefetchd doctor --mode enforce says why)"
+        )
     if not one["gate_open"]:
         return "uncapped: nobody on the device starves for lack of its fair part"
     enforced = state.get("mode") == "enforce"
@@ -238,9 +241,10 @@ def _entitled(one: Row) -> str:
 def _decision(one: Row) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(one["since"]))
     score = "no score" if one["score"] is None else f"score {one['score']:.0f}"
-    told = [f"{clock} iteration {one['iteration']}: {score}", f"cause {one['cause']}"]
-    told += [f"{device['device']} {_device_decision(device)}" for device in one["devices"]]
     spent = one["until"] - one["since"]
+    reached = "to iteration" if spent >= 0.05 else "iteration"
+    told = [f"{clock} {reached} {one['iteration']}: {score}", f"cause {one['cause']}"]
+    told += [f"{device['device']} {_device_decision(device)}" for device in one["devices"]]
     return ", ".join(told) + (f" (held {duration(spent)})" if spent >= 0.05 else "")
 
 

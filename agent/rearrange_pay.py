@@ -37,7 +37,7 @@ class PaySettings:
 
     `gain_ratio`: what must come true of the gain that the moved part of the fragmented bytes lets expect, looked at
     every `check_bytes`. A run ends `quiet_seconds` after the last file was moved or found, and `patience_seconds` after
-    the policy has last asked for it.
+    the policy has last asked for it; before a run, `flicker_seconds` without being asked begin its base anew.
     """
 
     stop: StopSettings
@@ -45,6 +45,7 @@ class PaySettings:
     check_bytes: int = 64 * MIB
     quiet_seconds: float = 20.0
     patience_seconds: float = 10.0
+    flicker_seconds: float = 3.0
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class MoveJudge:
         self._past: deque[Reading] = deque()
         self._run: _Run | None = None
         self._failures = 0
-        self._until = 0.0
+        self._until = self._asked_at = 0.0
 
     @property
     def is_running(self) -> bool:
@@ -83,11 +84,14 @@ class MoveJudge:
         """Take in a reading and what was moved so far; start or stop. Returns why it stopped, where it did just now."""
         if self._run is not None:
             return self._watch(self._run, reading, mend, asked=asked)
+        if asked:
+            self._asked_at = reading.time
+        elif reading.time - self._asked_at >= self.settings.flicker_seconds:
+            self._past.clear()  # how it was before it starved is no base
         self._past.append(reading)
         while len(self._past) > 2 and reading.time - self._past[1].time > 4.0 * self.settings.stop.window_seconds:
             self._past.popleft()
-        seen = reading.iterations - self._past[0].iterations
-        if asked and reading.time >= self._until and seen >= self.settings.stop.window_iterations:
+        if asked and reading.time >= self._until and self._is_window_over(self._past[0], reading):
             before = (self._past[0], reading)
             self._run = _Run(before, reading, mend.bytes, mend.bytes, reading.time, reading.time, mend)
             self.why, self.gain_seconds = "it starves", None
@@ -108,7 +112,7 @@ class MoveJudge:
             run.asked_at = reading.time
         if mend != run.last:
             run.last, run.changed_at = mend, reading.time
-        if self._is_window_over(run, reading):
+        if self._is_window_over(run.window, reading):
             cause = self._judge(run, reading, mend)
             if cause is not None:
                 return self.stop(cause, reading.time)
@@ -119,10 +123,11 @@ class MoveJudge:
             return self.stop(MoveStop.DONE, reading.time)
         return None
 
-    def _is_window_over(self, run: _Run, reading: Reading) -> bool:
+    def _is_window_over(self, first: Reading, last: Reading) -> bool:
+        """Whether enough lies between two readings to judge by."""
         return (
-            reading.time - run.window.time >= self.settings.stop.window_seconds
-            and reading.iterations - run.window.iterations >= self.settings.stop.window_iterations
+            last.time - first.time >= self.settings.stop.window_seconds
+            and last.iterations - first.iterations >= self.settings.stop.window_iterations
         )
 
     def _judge(self, run: _Run, reading: Reading, mend: Mend) -> MoveStop | None:

@@ -15,6 +15,9 @@ from agent.rearrange_stop import StopSettings
 from agent.signals import SignalSettings
 from agent.types import Medium
 
+MOVE_WINDOW_SECONDS = 10.0
+"""Moving goes on for minutes at a small part of the disk: what others wait in 2 s is chance more than that."""
+
 
 def core_settings(config: Config) -> CoreSettings:
     """Settings of signals and health; the health weights are scaled to sum to 1."""
@@ -61,7 +64,7 @@ def stop_settings(config: Config) -> StopSettings:
 
 def pay_settings(config: Config) -> PaySettings:
     """When making files contiguous stops, and for how long."""
-    return PaySettings(stop_settings(config))
+    return PaySettings(replace(stop_settings(config), window_seconds=MOVE_WINDOW_SECONDS))
 
 
 def _gains(section: GainsSection, default: PidGains) -> PidGains:

@@ -56,5 +56,6 @@ def main(args: argparse.Namespace) -> int:
     target: Path = args.output
     with replacing(target, "Page") as file:
         file.write(page.encode())
-    print(f"{target}: {len(page) / 1e6:.1f} MB, {len(story.jobs)} jobs, {story.passes:,} passes")
+    jobs = sum(told.training for told in story.jobs.values())
+    print(f"{target}: {len(page) / 1e6:.1f} MB, {jobs} training job(s), {story.passes:,} passes")
     return 0

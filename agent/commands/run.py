@@ -62,7 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, recording: bool = False) -
     parser.description = "Measure the training jobs of this node and, in mode enforce, move bandwidth to those in need."
     parser.epilog = EPILOG
     options.add_config(parser)
-    parser.add_argument("--mode", choices=("observe", "dry-run", "enforce"), help="default: observe")
+    parser.add_argument(
+        "--mode",
+        choices=("observe", "dry-run", "enforce"),
+        help=argparse.SUPPRESS if recording else "default: observe",
+    )
     parser.add_argument("--policy", choices=("adaptive", "paper"), help="default: adaptive")
     parser.add_argument("--listen", metavar="ADDR:PORT", help=f"default: {configuration.DEFAULT_LISTEN}")
     parser.add_argument("--duration", type=options.seconds, metavar="S", help="end after S seconds")
@@ -174,6 +178,7 @@ def _serve(stack: contextlib.ExitStack, flags: SignalFlags, config: Config, root
     journal, restored = recover_journal(config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
     devices = configured_devices(config.devices, Mounts(Devices()), root)
+    log.info("compiling the probes, which takes seconds (on a busy node longer)")
     node = LocalNode(root, config, make_probes(config, root, loader), devices, make_pods(stack))
     stack.callback(node.close)
     enforcer, guardian = make_enforcer(stack, config, root, mode, journal)
@@ -230,7 +235,8 @@ def _hooks(guardian: Guardian | None) -> list[Callable[[TickReport], object]]:
 def _announce(config: Config, node: LocalNode, endpoint: Endpoint, mode: str) -> None:
     for probe in node.probes():
         level = logging.INFO if probe.state == "attached" else logging.WARNING
-        log.log(level, "probe %s: %s %s %s", probe.name, probe.state, probe.tier, probe.why)
+        how, why = f" ({probe.tier})" if probe.tier else "", f": {probe.why}" if probe.why else ""
+        log.log(level, "probe %s: %s%s%s", probe.name, probe.state, how, why)
     if not config.jobs:
         log.warning("no [[jobs]] in the configuration: nothing will be measured; add the cgroups of your training jobs")
     address = configuration.split_address(config.metrics.listen)[0]

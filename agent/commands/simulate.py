@@ -31,6 +31,10 @@ policies:
 examples:
   prefetchd simulate --scenario paper --policy static,paper,adaptive --seed 1,2,3 --json paper.json
   prefetchd simulate --scenario mynode.toml --policy none,adaptive --seed 1,2,3
+  prefetchd simulate --scenario ssd-greedy            one of the source tree's, by name
+
+A scenario file declares devices, training jobs and neighbours. tests/lab/scenarios in the source tree has twenty to
+start from; its README.md explains every key.
 """
 MACHINES = {"lab": LAB, "node": NODE}
 PAPER = "paper"

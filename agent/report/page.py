@@ -20,6 +20,7 @@ NARROW, WIDE = 336, 1076
 """Widths of the two renditions of every picture, in CSS pixels: a phone of 360, and a desktop."""
 MAX_JOBS = 24
 """Jobs with pictures, those that lost most first; the rest are in the table."""
+OBSERVED_ONLY = "observed only: its capacity is not declared, or this node could not limit it"
 
 
 def render(story: Story, name: str, max_jobs: int = MAX_JOBS) -> str:
@@ -35,7 +36,7 @@ def render(story: Story, name: str, max_jobs: int = MAX_JOBS) -> str:
     for number, device in story.devices.items():
         own = list(device_figures(number, device, story, clock))
         figures += own
-        text = f"{device.medium}, capacity {rate(device.capacity) if device.capacity else 'unknown: observed only'}"
+        text = f"{device.medium}, {f'capacity {rate(device.capacity)}' if device.capacity else OBSERVED_ONLY}"
         sections.append(_section(f"device-{device.name}", f"Device {device.name}", text, own))
     body = [
         *_head(story, name),

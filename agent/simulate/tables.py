@@ -249,7 +249,7 @@ def paper_lines(document: Mapping[str, Any]) -> list[str]:
         ("events per job and hour", "events_per_hour", 1),
         ("samples per second", "samples_per_second", 0),
     ):
-        cells = [_with_interval(ours[name], key, digits) for name in (*names, *BOUNDS)]
+        cells = [_with_interval(ours[name], key, digits, document["windows"]) for name in (*names, *BOUNDS)]
         rows.append([label, f"{before[key]:.{digits}f}", f"{after[key]:.{digits}f}", *cells])
     for label, key in (
         ("less wait than static", "wait_reduction"),
@@ -289,8 +289,10 @@ def paper_lines(document: Mapping[str, Any]) -> list[str]:
     return [*_aligned(rows), *_notes(document)]
 
 
-def _with_interval(policy: Mapping[str, Any], key: str, digits: int) -> str:
-    return f"{policy[key]:.{digits}f} ± {policy['confidence_95'][key]:.{digits}f}"
+def _with_interval(policy: Mapping[str, Any], key: str, digits: int, windows: int) -> str:
+    """A single window has a mean and no interval."""
+    mean = f"{policy[key]:.{digits}f}"
+    return mean if windows < 2 else f"{mean} ± {policy['confidence_95'][key]:.{digits}f}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -306,9 +308,11 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _notes(document: Mapping[str, Any]) -> list[str]:
     seeds, tuned = (", ".join(map(str, document[name])) for name in ("seeds", "tuning_seeds"))
+    several = document["windows"] > 1
+    interval = "± is the 95 % confidence interval of the mean over windows" if several else "too few for an interval"
     sampled = (
-        f"{document['windows']} windows, {document['sampled_hours']:.1f} h sampled from {document['days']:g} days, "
-        f"seeds {seeds} (tuned on {tuned}); ± is the 95 % confidence interval of the mean over windows"
+        f"{document['windows']} window{'s' if several else ''}, {document['sampled_hours']:.1f} h sampled from "
+        f"{document['days']:g} days, seeds {seeds} (tuned on {tuned}); {interval}"
     )
     speed = (
         f"{document['wall_seconds_per_policy']:.0f} s a policy: {document['times_real_time_sampled']:.0f} x real time "

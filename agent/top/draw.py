@@ -112,7 +112,7 @@ def _help() -> list[Text]:
         Text(f"SCORE 0..100: {marks}; no mark: healthy, 60 and above"),
         Text("WAIT per iteration; QUEUE ready/capacity; DELAY latency without blk-throttle"),
         Text("QUOTA the cap in force; LOAN elastic share / iterations left"),
-        Text("LIMITS on: somebody starves, others are capped; never: capacity unknown"),
+        Text("LIMITS on: somebody starves, others are capped; never: no capacity declared, or no way to cap"),
     ]
 
 
@@ -152,9 +152,14 @@ def _devices(devices: Sequence[Row], canvas: Canvas) -> list[Text]:
         pool = f"{tight(percent(one['pool_lent_ratio']))} of {tight(percent(one['pool_capacity_ratio']))}"
         gate = {True: "on", False: "off", None: "never"}[one["gate_open"]]
         line = Text(f"{_clip(one['device'], 10):10} {one['medium']:6} {rate(one['read_bytes_per_second']):>9}  ")
-        line.append(bar(used, 12, ascii_only=canvas.ascii_only), "red" if (used or 0) > 0.9 else "green")
+        if used is None:
+            moved = one["used_read_bytes_per_second"] + one["used_write_bytes_per_second"]
+            line.append(f"{rate(moved):17}")
+        else:
+            line.append(bar(used, 12, ascii_only=canvas.ascii_only), "red" if used > 0.9 else "green")
+            line.append(f" {tight(percent(used)):>4}")
         known = one["pool_capacity_ratio"] is not None
-        line.append(f" {tight(percent(used)):>4}  {pool if known else '':12}  ")
+        line.append(f"  {pool if known else '':12}  ")
         lines.append(line.append(gate, "yellow" if one["gate_open"] else ""))
     return lines
 

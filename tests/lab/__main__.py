@@ -18,7 +18,7 @@ from agent.simulate.scenario import load_scenario
 from tests.lab import bench, causes
 from tests.lab.cache import PROJECT
 from tests.lab.demo import demo
-from tests.lab.devices import devices_of
+from tests.lab.devices import TEST_DISKS, devices_of
 from tests.lab.errors import LabBroken
 from tests.lab.machine import Lab
 from tests.lab.nfs import ensure_nfs
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text)
         command.add_argument("--timeout", type=float, default=600.0, metavar="S", help="limit for the command")
         command.add_argument(
-            "--devices-of", type=Path, metavar="FILE", help="give the guest a scenario's disks, not the usual two"
+            "--devices-of", type=Path, metavar="FILE", help="give the guest a scenario's disks, not the usual ones"
         )
         command.add_argument("--nfs", action="store_true", help="have an NFS server's programs there (tests.lab.nfs)")
         command.set_defaults(run=run)
@@ -154,7 +154,10 @@ def _run(arguments: argparse.Namespace, progress: ProgressLine) -> int:
 
 
 def _pytest(arguments: argparse.Namespace, progress: ProgressLine) -> int:
-    return _in_guest(arguments, _lab(arguments, progress), pytest_command(arguments.rest))
+    lab = _lab(arguments, progress)
+    if arguments.devices_of is None:
+        lab = replace(lab, devices=TEST_DISKS)
+    return _in_guest(arguments, lab, pytest_command(arguments.rest))
 
 
 def _scenario(arguments: argparse.Namespace, progress: ProgressLine) -> int:

@@ -15,13 +15,12 @@ import pytest
 
 from tests.lab import Lab, LabBroken, LabUnavailable
 from tests.lab.cache import PROJECT
-from tests.lab.devices import Hdd, Ssd
+from tests.lab.devices import TEST_DISKS
 from tests.lab.nfs import ensure_nfs
 from tests.lab.trainer import trainer_program
 
 IN_GUEST = os.environ.get("PREFETCHD_LAB") == "1"
 LAB_SECONDS = 1800
-DEVICES = (Ssd(), Hdd(), Hdd("hdd1", queueing=False), Hdd("hdd2"))
 FIRST = "guest/test_machine.py"
 GUESTS = 3
 """An emulated CPU locks up now and then; more than two in one session is no accident."""
@@ -108,7 +107,7 @@ def run_in_guest(nodeids: list[str], nightly: bool, progress: Callable[[str], No
 
 def _run_once(run: GuestRun, nodeids: list[str], nightly: bool, progress: Callable[[str], None]) -> None:
     """Boot one guest and run these tests in it; a test that was under way when it broke counts as not reached."""
-    lab = Lab(devices=DEVICES, timeout=LAB_SECONDS, progress=progress)
+    lab = Lab(devices=TEST_DISKS, timeout=LAB_SECONDS, progress=progress)
     command = [str(PROJECT / ".venv" / "bin" / "python"), "-m", "pytest", "-p", "no:cacheprovider", "-q"]
     command += ["--run-nightly"] if nightly else []
     seen: dict[str, list[dict]] = {}

@@ -75,6 +75,10 @@ class Hdd:
         return work / f"{self.name}.sock"
 
 
+TEST_DISKS: tuple[Device, ...] = (Ssd(), Hdd(), Hdd("hdd1", queueing=False), Hdd("hdd2"))
+"""What guest tests find: the usual two, a drive without command queueing, and one more for another file system."""
+
+
 def devices_of(scenario: Scenario) -> tuple[Device, ...]:
     """Return the disks that a scenario needs; two scenarios with equal disks can share a guest."""
     disks: list[Device] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.lab.trainer import Extent
 
 _MOUNTS = Path("/run/lab-disks")
 _BLOCK = 1 << 20
+_APPEAR_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,20 @@ class Disk:
 
 
 def find_disk(serial: str) -> Disk:
-    """Return the disk that the lab gave this serial number; raises `LabBroken` where the guest has none such."""
-    for folder in sorted(Path("/sys/block").iterdir()):
-        if _serial(folder) == serial:
-            rotational = (folder / "queue" / "rotational").read_text().strip() == "1"
-            number = (folder / "dev").read_text().strip()
-            return Disk(Path("/dev") / folder.name, number, folder.name, rotational)
+    """Return the disk that the lab gave this serial number; raises `LabBroken` where the guest has none such.
+
+    SCSI disks are found one after the other while the first commands run already, so it is waited for a moment.
+    """
+    deadline = time.monotonic() + _APPEAR_SECONDS
+    while True:
+        for folder in sorted(Path("/sys/block").iterdir()):
+            if _serial(folder) == serial:
+                rotational = (folder / "queue" / "rotational").read_text().strip() == "1"
+                number = (folder / "dev").read_text().strip()
+                return Disk(Path("/dev") / folder.name, number, folder.name, rotational)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
     raise LabBroken(f"The guest has no disk with the serial number {serial!r}; boot it with the scenario's devices.")
 
 

@@ -55,7 +55,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "unqueued": NUMBERED | {"disk": "hdd1"},
     "xfs": NUMBERED | {"disk": "hdd2"},
     "direct": NUMBERED | {"direct": True},
-    "full": SHARDS | {"data": "many", "workers": FULL_WORKERS, "queue": 2 * FULL_WORKERS},
+    "full": SHARDS | {"data": "many", "workers": FULL_WORKERS, "queue": 2 * FULL_WORKERS, "memory_bytes": 192 * MIB},
     "three": NUMBERED | {"jobs": 3, "workers": 2, "queue": 8},
 }
 """`disk` is another one than hdd0; `jobs` run at the same time, each with numbers of its own."""

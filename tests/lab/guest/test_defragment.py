@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.guest, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 DISKS = {"ext4": "hdd0", "xfs": "hdd2"}
 SETTLED_SECONDS = 6.0
-SECONDS = 20.0
+SECONDS = 30.0
 MOVING_SECONDS = 300.0
 SHARDS = {"kind": "shards", "workers": 2, "queue": 4, "batch_bytes": 2 * MIB, "compute_seconds": 0.01}
 VICTIM = SHARDS | {"memory_bytes": 48 * MIB}

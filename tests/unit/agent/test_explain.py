@@ -54,6 +54,14 @@ def test_a_starving_job_is_told_with_its_numbers(states):
     assert "decisions, newest first" in text
 
 
+def test_a_device_without_control_is_not_told_to_lack_a_capacity_that_may_be_declared(states):
+    row = next(one for one in states[80]["jobs"] if one["job"] == "resnet50")
+    observed = row | {"devices": [one | {"gate_open": None, "quota_bytes_per_second": None} for one in row["devices"]]}
+    text = told(observed, states[80])
+    assert "its capacity is not declared" in text
+    assert "or this node cannot limit it" in text
+
+
 @pytest.mark.parametrize(
     ("takeable", "words"),
     [

@@ -91,7 +91,7 @@ def test_the_mover_has_a_cgroup_of_its_own_and_low_limits(tmp_path):
 
 
 def test_files_are_moved_for_a_job_that_is_asked_for(node):
-    assert node.run(0.3).running is False
+    assert node.run(1.5).running is False
     row = node.run(3)
     assert (row.running, row.why) == (True, "it starves")
     assert row.files > 10
@@ -102,7 +102,7 @@ def test_files_are_moved_for_a_job_that_is_asked_for(node):
 
 
 def test_the_share_is_small_beside_others_and_larger_alone(node):
-    node.run(2)
+    node.run(3)
     assert node.mover.targets[0].rates[HDD] == pytest.approx(0.4 * min(CAPACITY.rbps, CAPACITY.wbps))
     node.others = {2: (0, 0.0)}
     node.run(0.2)
@@ -113,7 +113,7 @@ def test_the_share_is_small_beside_others_and_larger_alone(node):
 def test_jobs_share_it(node):
     node.jobs = (SLOT, (2, HDD))
     node.asked = frozenset(node.jobs)
-    node.run(2)
+    node.run(3)
     rates = [target.rates[HDD] for target in node.mover.targets]
     assert rates == [pytest.approx(0.2 * min(CAPACITY.rbps, CAPACITY.wbps))] * 2
 

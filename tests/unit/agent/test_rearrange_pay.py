@@ -43,7 +43,7 @@ def job():
 
 
 def test_it_begins_where_it_is_asked_and_enough_was_seen_before(job):
-    assert job.run(0.4) is None
+    assert job.run(1.9) is None
     assert not job.judge.is_running
     job.run(0.4)
     assert job.judge.is_running
@@ -55,8 +55,23 @@ def test_nobody_asks_nothing_begins(job):
     assert not job.judge.is_running
 
 
+def test_how_it_was_before_it_starved_is_no_base(job):
+    job.asked, job.wait = False, 0.0
+    job.run(20)
+    job.asked, job.wait = True, 0.2
+    job.run(1.8)
+    assert not job.judge.is_running
+    for _ in range(3):
+        job.asked = not job.asked  # it may flicker
+        job.run(0.3)
+    assert job.judge.is_running
+    job.wait = 0.1
+    job.run(2.5, moves=MIB)
+    assert job.judge.gain_seconds == pytest.approx(0.1, abs=0.03)
+
+
 def test_it_goes_on_while_the_wait_falls_with_what_is_moved(job):
-    job.run(1)
+    job.run(2.5)
     for _ in range(5):
         job.wait -= 0.03
         assert job.run(3, moves=32 * MIB) is None
@@ -64,7 +79,7 @@ def test_it_goes_on_while_the_wait_falls_with_what_is_moved(job):
 
 
 def test_it_stops_where_the_wait_does_not_fall(job):
-    job.run(1)
+    job.run(2.5)
     assert job.run(30, moves=64 * MIB) == MoveStop.NO_GAIN
     assert job.mend.bytes <= 384 * MIB, "two checks are enough"
     job.run(20)
@@ -78,22 +93,22 @@ def test_it_stops_where_the_wait_does_not_fall(job):
 
 def test_a_wait_that_is_not_seen_is_no_gain(job):
     job.seen = False
-    job.run(1)
+    job.run(2.5)
     assert job.run(30, moves=64 * MIB) == MoveStop.NO_GAIN
 
 
 def test_it_stops_where_another_job_waits_longer(job):
-    job.run(1)
+    job.run(2.5)
     job.wait, job.other_wait = 0.01, 0.0120
     assert job.run(10, moves=MIB) == MoveStop.HARM
     job.other_wait = 0.01
-    job.run(33)
+    job.run(36)
     job.other_wait = 0.0112
     assert job.run(10, moves=MIB) is None, "a tenth and half a millisecond are allowed"
 
 
 def test_one_bad_window_is_none(job):
-    job.run(1)
+    job.run(2.5)
     job.wait, job.other_wait = 0.01, 0.02
     assert job.run(1.6, moves=MIB) is None
     job.other_wait = 0.01
@@ -101,10 +116,10 @@ def test_one_bad_window_is_none(job):
 
 
 def test_it_is_done_when_nothing_is_left_and_may_begin_again_at_once(job):
-    job.run(1)
+    job.run(2.5)
     job.wait, job.mend = 0.01, Mend(10, 640 * MIB, 0, 0)
     assert job.run(30) == MoveStop.DONE
-    job.run(1)
+    job.run(2.5)
     assert job.judge.is_running
 
 
@@ -116,7 +131,7 @@ def test_where_nothing_can_be_moved_it_stays_away(job):
 
 
 def test_a_job_that_is_well_again_needs_no_more(job):
-    job.run(1)
+    job.run(2.5)
     job.asked, job.wait = False, 0.0
     assert job.run(9, moves=MIB) is None, "the trigger may flicker"
     assert job.run(5, moves=MIB) == MoveStop.DONE

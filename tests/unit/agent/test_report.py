@@ -301,11 +301,14 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_command(file, page, tmp_path):
+def test_command(file, page, gathered, tmp_path):
     target = tmp_path / "out.html"
     done = run(file, "-o", target, "--title", "node.rec")
     assert done.returncode == 0, done.stderr
     assert target.read_text() == page
+    training = sum(told.training for told in gathered.jobs.values())
+    assert training < len(gathered.jobs)
+    assert f"{training} training job(s)," in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
     assert run(file, "-o", "-", "--title", "node.rec").stdout == page
 

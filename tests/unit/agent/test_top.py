@@ -70,6 +70,17 @@ def test_who_hurts_most_comes_first():
     assert lost_ratio(ROWS[1]) == pytest.approx(0.75)
 
 
+def test_a_device_that_is_observed_only_shows_what_is_read():
+    device = {"device": "vda", "medium": "hdd", "read_bytes_per_second": None, "write_bytes_per_second": None}
+    device |= {"used_read_bytes_per_second": 41e6, "used_write_bytes_per_second": 1e6, "unmanaged_ratio": 0.0}
+    device |= {"pool_capacity_ratio": None, "pool_lent_ratio": None, "gate_open": None}
+    lines = shown({"devices": [device], "jobs": []})
+    titles = next(line for line in lines if line.startswith("DEVICE"))
+    line = next(line for line in lines if line.startswith("vda"))
+    assert line[titles.index("IN USE") :].split() == ["42", "MB/s", "never"]
+    assert line.index("never") == titles.index("LIMITS")
+
+
 def test_a_blocked_job_without_an_iteration_hurts_most():
     blocked = row("blocked", 4, wait_seconds=None, compute_seconds=None, blocked_seconds=3.0)
     assert arranged([*ROWS, blocked], View())[0]["job"] == "blocked"

@@ -143,6 +143,11 @@ def test_the_document_has_the_papers_figures_and_ours(testbed, found, best):
         "divided by an oracle",
     ):
         assert words in text
+    several, single = ("\n".join(paper_lines(document | {"windows": count})) for count in (3, 1))
+    assert "3 windows" in several
+    assert f"{adaptive['wait_ms']:.1f} ± {adaptive['confidence_95']['wait_ms']:.1f}" in several
+    assert "1 window," in single
+    assert "±" not in single
 
 
 def test_an_interval_covers_the_mean_as_often_as_it_says():
