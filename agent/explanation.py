@@ -100,7 +100,8 @@ def _score(row: Row) -> Iterator[str]:
         told = "unknown" if part is None else f"{part:3.0f}"
         yield f"{name:9} {told}  {_part(name, row)}".rstrip()
     if (row["blocked_seconds"] or 0.0) > 0.01:
-        yield "It stands before an empty queue: 30 is the most it can score."
+        why = "It stands before an empty queue" if row["iterations"] else "It waits for its first batch"
+        yield f"{why}: 30 is the most it can score."
 
 
 def _part(name: str, row: Row) -> str:
@@ -241,6 +242,8 @@ def _entitled(one: Row) -> str:
 def _decision(one: Row) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(one["since"]))
     score = "no score" if one["score"] is None else f"score {one['score']:.0f}"
+    if one["score"] is not None and one["iteration"] == 0:
+        score += " (before its first batch)"
     spent = one["until"] - one["since"]
     reached = "to iteration" if spent >= 0.05 else "iteration"
     told = [f"{clock} {reached} {one['iteration']}: {score}", f"cause {one['cause']}"]

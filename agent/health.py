@@ -53,10 +53,14 @@ class HealthSettings:
 
 
 class HealthState(NamedTuple):
-    """The smoothed metrics: fraction of the queue, and the ratio of supply to the next batch."""
+    """The smoothed metrics: fraction of the queue, and the ratio of supply to the next batch.
+
+    `stood`: the job was seen standing before an empty queue.
+    """
 
     queue_fraction: float | None = None
     demand_ratio: float | None = None
+    stood: bool = False
 
 
 def level(score: float) -> Level:
@@ -81,8 +85,10 @@ def score(
     With nothing known the score is the controller's target (it then does nothing) and the confidence 0.
     """
     state = state or HealthState()
+    stood = state.stood or signals.blocked_seconds > 0.0
     weight = gain(signals.dt, settings.smoothing_seconds)
-    fraction = smooth(state.queue_fraction, _queue_fraction(signals, settings), weight)
+    filled = None if not stood and _not_filled_yet(signals, state) else _queue_fraction(signals, settings)
+    fraction = smooth(state.queue_fraction, filled, weight)
     ratio = smooth(state.demand_ratio, _demand_ratio(signals, settings, entitlement_bytes_per_second), weight)
     parts = {
         "queue": None if fraction is None else 100.0 * fraction,
@@ -100,7 +106,7 @@ def score(
     if signals.blocked_seconds:
         value = min(value, _blocked_limit(signals.blocked_seconds, settings))
     value = clip(value, 0.0, 100.0)
-    return make(HealthState, (fraction, ratio)), make(Health, (value, level(value), parts, min(1.0, known)))
+    return make(HealthState, (fraction, ratio, stood)), make(Health, (value, level(value), parts, min(1.0, known)))
 
 
 def _blocked_limit(blocked_seconds: float, settings: HealthSettings) -> float:
@@ -108,6 +114,15 @@ def _blocked_limit(blocked_seconds: float, settings: HealthSettings) -> float:
     if settings.blocked_seconds <= 0.0:
         return BLOCKED_SCORE if blocked_seconds > 0.0 else 100.0
     return 100.0 - (100.0 - BLOCKED_SCORE) * min(1.0, blocked_seconds / settings.blocked_seconds)
+
+
+def _not_filled_yet(signals: Signals, state: HealthState) -> bool:
+    """Whether the queue is empty only because the job has just begun: it says nothing before the second batch is due.
+
+    A job that was seen standing before it is short all the same, and what was known of a queue before still counts.
+    """
+    begins = signals.iterations_since_start <= 1 and state.queue_fraction is None
+    return begins and not signals.queue_takeable
 
 
 def _queue_fraction(signals: Signals, settings: HealthSettings) -> float | None:
@@ -155,7 +170,7 @@ def _demand_ratio(signals: Signals, settings: HealthSettings, entitlement: Mappi
 
     Under a quota: what the quota lets through during one computation over the next batch and a margin, on the device
     that is shortest. Free: batches that the loop can take, plus what arrives now during one computation, over one
-    batch.
+    batch; the first sample of a job tells no rate, so without a batch that is there the ratio is unknown.
     """
     batch, compute = signals.next_batch_bytes, signals.compute_seconds
     if not batch or compute is None:
@@ -168,5 +183,7 @@ def _demand_ratio(signals: Signals, settings: HealthSettings, entitlement: Mappi
         ]
         if limits:
             return clip(min(limits), 0.0, 1.0)
+    if not signals.dt and (signals.queue_takeable or 0.0) < 1.0:
+        return None
     arriving = sum([device.read_bytes_per_second for device in signals.devices.values()]) * compute
     return clip((signals.queue_takeable or 0.0) + arriving / batch, 0.0, 1.0)

@@ -98,7 +98,7 @@ def _row(report: TickReport, entry: JobReport) -> dict[str, Any]:
         "iteration": signals.iterations if signals else None,
         "wait_seconds": signals.wait_seconds if signals else None,
         "queue_depth": signals.queue_depth if signals else None,
-        "score": health.score if health else None,
+        "score": health.score if health and health.confidence else None,
         "level": health.level if health else None,
         "cause": diagnosis.cause if diagnosis else None,
         "devices": [_device_row(report, entry, device) for device in (signals.devices if signals else ())],

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -189,3 +190,28 @@ def test_a_job_of_which_nothing_is_known_has_no_score(row):
     row |= {"score": 75.0, "confidence": 0.0, "level": "healthy", "parts": dict.fromkeys(row["parts"])}
     assert headline(row).endswith("no score yet; nothing could be measured so far.")
     assert "75" not in told(row).partition("Why this cause")[0]
+
+
+def test_a_start_is_told_as_such(states):
+    """Before the first batch a low score is that of a beginning, and what nothing was measured for is no score."""
+    row = next(one for one in states[80]["jobs"] if one["job"] == "resnet50")
+    begun = row["decisions"][0] | {"iteration": 0, "score": 0.0}
+    text = told(row | {"iterations": 0, "blocked_seconds": 0.1, "decisions": [begun]})
+    assert "iteration 0: score 0 (before its first batch)" in text
+    assert "It waits for its first batch: 30 is the most it can score." in text
+    assert "score 0 (" not in told(row | {"decisions": [begun | {"iteration": 7}]})
+
+
+def test_history_keeps_no_score_where_nothing_was_known():
+    history = History()
+    report = next(report for report, _ in story(1.0))
+    entry = next(one for one in report.jobs.values() if one.health)
+    history.add(replace(report, jobs={entry.job.id: replace_health(entry, 0.0)}))
+    assert history.rows(entry.job.id)[0]["score"] is None
+    history = History()
+    history.add(replace(report, jobs={entry.job.id: replace_health(entry, 0.45)}))
+    assert history.rows(entry.job.id)[0]["score"] == entry.health.score
+
+
+def replace_health(entry, confidence):
+    return entry._replace(health=entry.health._replace(confidence=confidence))

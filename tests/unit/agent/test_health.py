@@ -50,6 +50,49 @@ def test_blocked_before_an_empty_queue_is_never_high():
     assert BLOCKED_SCORE < rate(blocked_seconds=0.005).score < 100
 
 
+FIRST = {"iterations_since_start": 1, "queue_depth": 0.0, "next_batch_bytes": None}
+"""After the first batch of a job: its workers have not had the time to make more."""
+
+
+def test_a_queue_that_had_no_time_to_fill_is_unknown():
+    quiet = device_signals(latency_seconds=None, latency_cv=None)
+    health = rate(devices={SSD: quiet}, **FIRST)
+    assert health.parts["queue"] is None
+    assert (health.score, health.level, health.confidence) == (SETTINGS.neutral_score, Level.HEALTHY, 0.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"blocked_seconds": 0.1}, {"iterations_since_start": 2}, {"iterations_since_start": 1000}],
+    ids=["stands before it", "second batch", "runs since long"],
+)
+def test_an_empty_queue_counts_once_it_tells_something(changes):
+    health = rate(**(FIRST | changes))
+    assert health.parts["queue"] == 0.0
+
+
+def test_a_cold_start_that_was_seen_waiting_is_short():
+    """It stood before its queue when nobody knew the size of it; the first batch does not make it well."""
+    waiting = signals(
+        blocked_seconds=0.1, wait_seconds=None, queue_capacity=None, **(FIRST | {"iterations_since_start": 0})
+    )
+    state, _ = score(waiting, None, SETTINGS, None)
+    assert state.queue_fraction is None
+    assert rate(state=state, **FIRST).parts["queue"] == 0.0
+
+
+def test_a_start_keeps_what_was_known_of_the_queue():
+    """A job that resumes with an empty queue falls from where it was, in the smoothing's time."""
+    health = rate(state=HealthState(queue_fraction=0.5), **FIRST)
+    assert 0.0 < health.parts["queue"] < 50.0
+
+
+def test_rates_are_unknown_in_the_first_sample():
+    assert rate(dt=0.0, queue_depth=0.0).parts["demand"] is None
+    assert rate(dt=0.0, queue_depth=1.0).parts["demand"] == 100.0
+    assert rate(dt=0.1, queue_depth=0.0).parts["demand"] is not None
+
+
 def test_unknown_metrics_are_left_out_and_lower_the_confidence():
     quiet = device_signals(latency_seconds=None, latency_cv=None)
     health = rate(queue_depth=3.0, next_batch_bytes=None, devices={SSD: quiet})
