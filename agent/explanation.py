@@ -58,6 +58,7 @@ def explain(row: Row, state: Row) -> Iterator[str]:
     yield ""
     yield "Why this quota"
     yield from (f"  {line}" for line in _quota(row, state))
+    yield from (f"  Note: {note}" for note in state.get("notes", ()))
     decisions = row.get("decisions") or []
     if decisions:
         yield ""

@@ -63,13 +63,17 @@ class Rearranging(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """Bounds of caps (shares), the kill switch, and the age (seconds) beyond which nothing seen is trusted."""
+    """Bounds of caps (shares), the kill switch, and the age (seconds) beyond which nothing seen is trusted.
+
+    `notes`: what the operator should know for as long as the agent runs.
+    """
 
     floor: float = 0.02
     ceiling: float = 1.0
     interval_seconds: float = 0.1
     stale_seconds: float = 3.0
     kill_switch: Path | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Loop:
@@ -100,7 +104,7 @@ class Loop:
 
     def tick(self, now: float, wall: float = 0.0) -> TickReport:
         """One pass at `now` (monotonic seconds); `wall` is Unix time, for the report alone."""
-        notes = self._obey_kill_switch()
+        notes = self.settings.notes + self._obey_kill_switch()
         if self._last is not None and now - self._last > self.settings.stale_seconds:
             log.error("no pass for %.1f s: everything seen is stale, releasing all limits", now - self._last)
             self._count_restores(self.enforcer.release_all("samples were stale"))

@@ -83,13 +83,13 @@ def main(args: argparse.Namespace) -> int:
     _raise_file_limit()
     hierarchy = detect_hierarchy()
     root = _cgroup_root(config, hierarchy)
-    mode = _possible_mode(config, hierarchy)
+    mode, notes = _possible_mode(config, hierarchy)
     config = msgspec.structs.replace(config, mode=mode)
     with SignalFlags() as flags, _last_words():
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(_only_instance(Path(config.enforcement.state_directory)))
-                return _serve(stack, flags, config, root, args)
+                return _serve(stack, flags, config, root, args, notes)
         except StoppedEarlyError as request:
             log.info("ending before the start was complete: %s", request)
             return 0
@@ -142,12 +142,13 @@ def _last_words() -> Iterator[None]:
             faulthandler.disable()
 
 
-def _possible_mode(config: Config, hierarchy: Hierarchy) -> configuration.Mode:
-    """The mode asked for, or observe where this node cannot enforce; says so once, with what to change."""
+def _possible_mode(config: Config, hierarchy: Hierarchy) -> tuple[configuration.Mode, tuple[str, ...]]:
+    """The mode asked for, or observe where this node cannot enforce; and a note of that, with what to change."""
     if config.mode == "observe" or hierarchy.problem is None:
-        return config.mode
-    log.warning("cannot %s here, observing instead: %s. %s", config.mode, hierarchy.problem, hierarchy.fix)
-    return "observe"
+        return config.mode, ()
+    why = f"{hierarchy.problem}. {hierarchy.fix}".rstrip()
+    log.warning("cannot %s here, observing instead: %s", config.mode, why)
+    return "observe", (f"{config.mode} was asked for, observing because {why}",)
 
 
 @contextlib.contextmanager
@@ -173,7 +174,14 @@ def _only_instance(state: Path) -> Iterator[None]:
         yield
 
 
-def _serve(stack: contextlib.ExitStack, flags: SignalFlags, config: Config, root: str, args: argparse.Namespace) -> int:
+def _serve(
+    stack: contextlib.ExitStack,
+    flags: SignalFlags,
+    config: Config,
+    root: str,
+    args: argparse.Namespace,
+    notes: tuple[str, ...],
+) -> int:
     mode = config.mode
     journal, restored = recover_journal(config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
@@ -183,7 +191,7 @@ def _serve(stack: contextlib.ExitStack, flags: SignalFlags, config: Config, root
     stack.callback(node.close)
     enforcer, guardian = make_enforcer(stack, config, root, mode, journal)
     core = Core(make_policy(config.policy, policy_settings(config)), core_settings(config))
-    loop = Loop(node, core, enforcer, _loop_settings(config), make_rearranger(stack, config, root, enforcer))
+    loop = Loop(node, core, enforcer, _loop_settings(config, notes), make_rearranger(stack, config, root, enforcer))
     loop.restores += restored
     history = History()
     endpoint = make_endpoint(config, loop, history)
@@ -213,7 +221,7 @@ def _status(recorder: Recorder | None, args: argparse.Namespace) -> int:
     return 1 if recorder.problem else 0
 
 
-def _loop_settings(config: Config) -> LoopSettings:
+def _loop_settings(config: Config, notes: tuple[str, ...]) -> LoopSettings:
     enforcement = config.enforcement
     return LoopSettings(
         floor=enforcement.floor_ratio,
@@ -221,6 +229,7 @@ def _loop_settings(config: Config) -> LoopSettings:
         interval_seconds=config.loop.interval_seconds,
         stale_seconds=config.loop.stale_seconds,
         kill_switch=Path(enforcement.kill_switch_file) if enforcement.kill_switch_file else None,
+        notes=notes,
     )
 
 

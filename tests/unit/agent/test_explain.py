@@ -202,6 +202,13 @@ def test_a_start_is_told_as_such(states):
     assert "score 0 (" not in told(row | {"decisions": [begun | {"iteration": 7}]})
 
 
+def test_what_the_operator_should_know_is_told(states):
+    row = next(one for one in states[80]["jobs"] if one["job"] == "resnet50")
+    note = "enforce was asked for, observing because the host runs the hybrid hierarchy"
+    assert f"Note: {note}" in told(row, {"mode": "observe", "notes": [note]})
+    assert "Note:" not in told(row, {"mode": "observe"})
+
+
 def test_history_keeps_no_score_where_nothing_was_known():
     history = History()
     report = next(report for report, _ in story(1.0))

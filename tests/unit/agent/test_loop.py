@@ -6,8 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from agent import loop
+from agent.core import Core, CoreSettings
 from agent.node import LocalNode
+from agent.policies.base import PolicySettings, make_policy
+from agent.snapshot import snapshot
 from agent.types import Job
+from bpf.samples import Sample
+from cgroup.enforce import Enforcer
+from cgroup.files import KernelFiles
 
 
 def test_a_follower_that_fails_is_logged_and_the_loop_goes_on(caplog):
@@ -70,3 +76,20 @@ def test_a_stop_makes_no_write_that_waits():
     waiting.stop = "SIGTERM"
     loop._pause(waiting, 0.0, waiting)
     assert waiting.made == []
+
+
+def test_notes_that_stand_are_in_every_report(tmp_path):
+    """The node's own notes come before those of the pass, so that `top` shows them first."""
+    standing = "enforce was asked for, observing because io is missing"
+    node = SimpleNamespace(
+        jobs=lambda now: (),
+        sample=Sample,
+        devices=lambda sample, jobs: {},
+        job_samples=lambda sample, jobs: {},
+        probes=tuple,
+    )
+    core = Core(make_policy("adaptive", PolicySettings()), CoreSettings())
+    enforcer = Enforcer(KernelFiles(str(tmp_path)), None, "observe")
+    made = loop.Loop(node, core, enforcer, loop.LoopSettings(notes=(standing,)))
+    for now in (1.0, 1.1):
+        assert snapshot(made.tick(now))["notes"][0] == standing

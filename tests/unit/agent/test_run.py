@@ -60,6 +60,17 @@ def test_without_cgroup_v2_the_fix_is_told():
         run._cgroup_root(Config(), Hierarchy("none", None, "nothing is mounted", "Please mount it."))
 
 
+def test_a_mode_that_is_impossible_is_noted(caplog):
+    hybrid = Hierarchy("hybrid", "/sys/fs/cgroup/unified", "the host runs the hybrid hierarchy", "Use cgroup v2 alone.")
+    mode, notes = run._possible_mode(Config(mode="enforce"), hybrid)
+    because = "the host runs the hybrid hierarchy. Use cgroup v2 alone."
+    assert (mode, notes) == ("observe", (f"enforce was asked for, observing because {because}",))
+    assert f"cannot enforce here, observing instead: {because}" in caplog.text
+    assert run._loop_settings(Config(), notes).notes == notes
+    assert run._possible_mode(Config(mode="enforce"), V2) == ("enforce", ())
+    assert run._possible_mode(Config(), hybrid) == ("observe", ())
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gets as far as that")
 def test_a_record_without_a_name_is_not_passed_over(tmp_path):
     config = tmp_path / "node.toml"
