@@ -32,6 +32,10 @@ exit status:
   4  with --check: something differs
 """
 DIFFERS = 4
+NO_CAPACITY = (
+    "No policy could have capped anything: the capacity of no device was known. Declare it in [[devices]] of a "
+    "configuration (prefetchd calibrate measures it) and replay with --config FILE."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +68,7 @@ def _document(told: Comparison) -> dict[str, Any]:
     return {
         "passes": told.passes,
         "seconds": told.seconds,
+        "capacity_known": told.capacity_known,
         "differing": dict(told.differing),
         "jobs": {
             name: {"recorded": told.recorded[job].summary(), "replayed": told.replayed[job].summary()}
@@ -79,6 +84,8 @@ def _show(told: Comparison) -> None:
     for job, name in sorted(told.names.items(), key=lambda one: one[1]):
         for side, tally in (("recorded", told.recorded[job]), ("replayed", told.replayed[job])):
             print(f"  {name if side == 'recorded' else '':{wide}}  {side}  {_line(tally.summary(), told.devices)}")
+    if not told.capacity_known:
+        print(NO_CAPACITY)
     if not told.differing:
         print("nothing differs")
         return

@@ -24,10 +24,11 @@ QUOTA_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One pass of a replay: what was recorded, and what the core decides now."""
+    """One pass of a replay: what was recorded, what the core decides now, and from which devices."""
 
     moment: Moment
     result: CoreResult
+    devices: Mapping[str, DeviceView]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,10 @@ class Tally:
 
 @dataclass
 class Comparison:
-    """What a whole replay shows; `names` of jobs by id, `devices` names by number."""
+    """What a whole replay shows; `names` of jobs by id, `devices` names by number.
+
+    Without a device whose capacity is known (`capacity_known`) no policy caps anything.
+    """
 
     passes: int = 0
     seconds: float = 0.0
@@ -93,6 +97,7 @@ class Comparison:
     devices: dict[str, str] = field(default_factory=dict)
     recorded: dict[JobId, Tally] = field(default_factory=dict)
     replayed: dict[JobId, Tally] = field(default_factory=dict)
+    capacity_known: bool = False
     differing: Counter[str] = field(default_factory=Counter)
     differences: list[Difference] = field(default_factory=list)
 
@@ -108,7 +113,8 @@ def replay(moments: Iterable[Moment], config: Config | None = None, policy: Poli
             core = Core(make_policy(policy or used.policy, policy_settings(used)), core_settings(used))
         devices = moment.devices if config is None else with_rules(moment.devices, config.devices)
         enforced = moment.node_outputs.get(("mode",)) == "enforce"
-        yield Step(moment, core.step(moment.time, moment.samples, moment.jobs, devices, enforced=enforced))
+        result = core.step(moment.time, moment.samples, moment.jobs, devices, enforced=enforced)
+        yield Step(moment, result, devices)
 
 
 def with_rules(devices: Mapping[str, DeviceView], rules: Iterable[DeviceRule]) -> dict[str, DeviceView]:
@@ -144,6 +150,7 @@ def compare(steps: Iterable[Step], keep: int = 20) -> Comparison:
         first = step.moment.time if first is None else first
         told.passes += 1
         told.devices |= {device: view.info.name for device, view in step.moment.devices.items()}
+        told.capacity_known |= any(view.info.capacity is not None for view in step.devices.values())
         told.seconds = step.moment.time - first
         for job in step.moment.fresh:
             report = step.result.reports.get(job)

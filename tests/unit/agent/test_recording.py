@@ -389,10 +389,29 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+def test_replay_without_capacity_says_that_nothing_could_be_capped(told, tmp_path):
+    path = tmp_path / "bare.rec"
+    record(path, [(replace(report, devices=_without_capacity(report.devices)), samples) for report, samples in told])
+    bare = run("replay", path, "--policy", "paper")
+    assert "No policy could have capped anything: the capacity of no device was known." in bare.stdout
+    assert "replay with --config FILE" in bare.stdout
+    config = tmp_path / "c.toml"
+    config.write_text('[[devices]]\ndevice = "/dev/nvme0n1"\nread_bytes_per_second = "120 MB"\n')
+    declared = run("replay", path, "--policy", "paper", "--config", config)
+    assert "No policy" not in declared.stdout
+    assert "nvme0n1: cap none ->" in declared.stdout
+    assert json.loads(run("replay", path, "--json").stdout)["capacity_known"] is False
+
+
+def _without_capacity(devices):
+    return {device: replace(view, info=replace(view.info, capacity=None)) for device, view in devices.items()}
+
+
 def test_command_replay(file, tmp_path):
     same = run("replay", file, "--check")
     assert same.returncode == 0, same.stderr
     assert "nothing differs" in same.stdout
+    assert "No policy" not in same.stdout
     other = run("replay", file, "--policy", "paper", "--check", "--list", "3")
     assert other.returncode == 4
     assert "resnet50 on nvme0n1: cap none ->" in other.stdout
