@@ -53,6 +53,11 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("No command is given; write it after `--`: prefetchd exec --job NAME -- python train.py")
     if args.weight is not None and not 1.0 <= args.weight <= 10000.0:
         raise UsageError(f"Weight {args.weight:g} is not from 1 to 10000; 100 is the usual.")
+    if args.user == "":
+        raise UsageError(
+            "No user is named: --user is empty ($USER may not be set); name one, or leave --user out to run the "
+            "command as the present user."
+        )
     name, root = check_name(args.job), _root(args)
     account = _account(args.user) if args.user else None
     if shutil.which(argv[0]) is None:

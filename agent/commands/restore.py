@@ -29,6 +29,8 @@ exit status:
   1  some lines could not be restored, or an agent is running: stop it first, or use --running
 """
 RELEASE_SECONDS = 10.0
+RELEASED = "the running agent has released everything, and enforces no more until it is started again"
+NOT_RUNNING = "no agent is running with state directory {}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,17 +53,12 @@ def main(args: argparse.Namespace) -> int:
         raise CannotEnforceError("No cgroup v2 is mounted here, so no limit of ours can stand; nothing to restore.")
     _check(Path(args.state_directory), root)
     if not journal.exists():
+        if args.running:
+            print(NOT_RUNNING.format(args.state_directory), file=sys.stderr)
         print("nothing to restore: no journal in", args.state_directory, file=sys.stderr)
-        if args.json:
-            print(json.dumps({"restored": [], "foreign": [], "vanished": [], "errors": []}))
-        return 0
-    if args.running and disarm(str(journal)):
-        print(
-            "the running agent has released everything, and enforces no more until it is started again", file=sys.stderr
-        )
-        if args.json:
-            print(json.dumps({"restored": [], "foreign": [], "vanished": [], "errors": []}))
-        return 0
+        return _nothing(args)
+    if args.running and _released(args, journal):
+        return _nothing(args)
     try:
         report = restore(str(journal), root, log=lambda line: print(line, file=sys.stderr))
     except JournalBusy as error:
@@ -78,6 +75,20 @@ def main(args: argparse.Namespace) -> int:
     else:
         print(report)
     return 1 if report.errors else 0
+
+
+def _released(args: argparse.Namespace, journal: Path) -> bool:
+    """Whether a running agent has released everything; either way it is said."""
+    released = disarm(str(journal))
+    print(RELEASED if released else NOT_RUNNING.format(args.state_directory), file=sys.stderr)
+    return released
+
+
+def _nothing(args: argparse.Namespace) -> int:
+    """Where we had nothing to restore."""
+    if args.json:
+        print(json.dumps({"restored": [], "foreign": [], "vanished": [], "errors": []}))
+    return 0
 
 
 def disarm(journal: str, seconds: float = RELEASE_SECONDS) -> bool:

@@ -54,6 +54,13 @@ def test_wrong_usage_is_status_2(arguments):
     assert "Traceback" not in done.stderr
 
 
+def test_an_empty_user_never_means_root():
+    done = run("exec", "--job", "a", "--user", "", "--", "true")
+    assert done.returncode == 2
+    assert "--user is empty ($USER may not be set)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 LONG = "x" * 3000
 
 

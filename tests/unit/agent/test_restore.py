@@ -143,8 +143,21 @@ def test_an_agent_that_dies_of_it_leaves_the_work_to_us(state, root, holder):
 
 def test_without_a_running_agent_it_restores(state, root):
     assert lock_holder(str(state / "journal")) == 0
-    assert run(state, "--cgroup-root", str(root), "--running").returncode == 0
+    done = run(state, "--cgroup-root", str(root), "--running")
+    assert done.returncode == 0
+    assert f"no agent is running with state directory {state}" in done.stderr
     assert left(state) == 0
+
+
+def test_without_an_agent_and_its_journal_both_are_told(root, tmp_path):
+    empty = tmp_path / "empty"
+    done = run(empty, "--cgroup-root", str(root), "--running")
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        f"no agent is running with state directory {empty}",
+        f"nothing to restore: no journal in {empty}",
+    ]
+    assert "running" not in run(empty, "--cgroup-root", str(root)).stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
