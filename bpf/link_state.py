@@ -182,7 +182,8 @@ class LinkProbe:
         every_seconds: float = LOOK_EVERY_SECONDS,
     ) -> None:
         self._ports = frozenset(parse_endpoint(endpoint)[1] for endpoint in endpoints)
-        self._everywhere = frozenset(endpoint[2:] for endpoint in endpoints if endpoint.startswith("*:"))
+        anywhere = [endpoint for endpoint in endpoints if endpoint.startswith("*:")]
+        self._everywhere = frozenset(str(parse_endpoint(endpoint)[1]) for endpoint in anywhere)
         self._exact = frozenset(format_endpoint(*parse_endpoint(endpoint)) for endpoint in endpoints)
         self._root, self._look, self._packets, self._every = root, look, packets, every_seconds
         self._managed: frozenset[int] = frozenset()

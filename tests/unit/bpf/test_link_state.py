@@ -107,6 +107,14 @@ def test_odd_addresses(monkeypatch, address, endpoint):
     assert [one.key for one in read_connections([443])] == [ObjectKey(7, endpoint)]
 
 
+def test_endpoints_are_compared_by_what_they_mean():
+    probe = LinkProbe(["*:0443", "[::ffff:192.0.2.7]:80"], look=lambda _ports: iter(()), packets=dict)
+    assert probe._is_wanted("192.0.2.1:443")
+    assert probe._is_wanted("[2001:db8::1]:443")
+    assert probe._is_wanted("192.0.2.7:80")
+    assert not probe._is_wanted("192.0.2.8:80")
+
+
 def test_sockets_without_what_is_wanted(monkeypatch):
     """Those that are being closed have no information, and old kernels tell no cgroup."""
     messages = [socket_message("::1", INET_DIAG_INFO=None), socket_message("::1", INET_DIAG_CGROUP_ID=None)]
