@@ -135,16 +135,22 @@ def _table(story: Story, jobs: Sequence[tuple[JobId, JobStory]]) -> Iterator[str
     if not jobs:
         return
     yield '<section id="jobs"><h2>Jobs</h2><table><thead><tr><th>job, phase</th><th>wait</th><th>p99</th>'
-    yield "<th>lost</th><th>starved</th></tr></thead><tbody>"
+    yield '<th>lost</th><th title="runs of waits, each of which, however long, counts once">episodes</th></tr></thead>'
+    yield "<tbody>"
     for job, told in jobs:
         yield f'<tr class="job"><td colspan="5"><a href="#job-{job}">{escape(told.name)}</a></td></tr>'
         for label in story.labels:
             phase = told.phases.get(label)
             if phase is not None:
                 yield (f"<tr><td>{escape(label)}</td><td>{duration(phase.waits.mean)}</td>"
-                       f"<td>{duration(phase.waits.quantile(0.99))}</td><td>{percent(_lost(phase))}</td>"
+                       f"<td>{duration(phase.waits.quantile(0.99))}</td><td>{_time_lost(phase)}</td>"
                        f"<td>{sum(phase.starved.values())}</td></tr>")  # fmt: skip
     yield "</tbody></table></section>"
+
+
+def _time_lost(phase: JobPhase) -> str:
+    """Part of the phase and time of all waits in it: a single episode may last for minutes."""
+    return f"{percent(_lost(phase))}, {duration(phase.lost_seconds)}" if phase.lost_seconds else percent(_lost(phase))
 
 
 def _job_line(told: JobStory) -> str:

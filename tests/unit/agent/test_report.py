@@ -207,6 +207,8 @@ def test_tooltips_know_every_picture_over_time(page):
 def test_the_page_says_it_in_words(page):
     assert re.search(r"<strong>resnet50</strong> lost \d+ % of its time in mode <em>observe</em>, ", page)
     assert "starved" in page
+    assert re.search(r"<th title=\"[^\"]*counts once\">episodes</th>", page)
+    assert re.search(r"<td>\d+ %, [\d.,]+ (?:m?s|min)[^<]*</td>", page)
     assert "nightly-scan" in page
 
 
