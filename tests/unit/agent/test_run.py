@@ -4,12 +4,14 @@ import os
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from agent.commands import run
 from agent.config import Config, ConfigError
 from agent.errors import CannotEnforceError
+from bpf.samples import ProbeState, ProbeStatus
 from cgroup.hierarchy import Hierarchy
 
 V2 = Hierarchy("v2", "/sys/fs/cgroup")
@@ -69,6 +71,28 @@ def test_a_mode_that_is_impossible_is_noted(caplog):
     assert run._loop_settings(Config(), notes).notes == notes
     assert run._possible_mode(Config(mode="enforce"), V2) == ("enforce", ())
     assert run._possible_mode(Config(), hybrid) == ("observe", ())
+
+
+REFUSAL = "cannot attach block.c to fentry:bio_endio: bpf: Failed to load program: Operation not permitted"
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        (f"the wait in blk-throttle is unknown: {REFUSAL}; {REFUSAL}",
+         "the wait in blk-throttle is unknown (prefetchd doctor says why)"),
+        (f"{REFUSAL}; no tier of fentry works here",
+         "this kernel takes none of its programs (prefetchd doctor says why)"),
+        ("the module is not loaded", "the module is not loaded"),
+    ],
+)  # fmt: skip
+def test_a_probe_is_told_in_a_sentence_and_the_rest_at_debug(why, told, caplog):
+    node = SimpleNamespace(probes=lambda: (ProbeStatus("block", ProbeState.DEGRADED, why, "tracepoint"),))
+    with caplog.at_level("DEBUG", logger="prefetchd"):
+        run._announce(Config(), node, SimpleNamespace(port=1), "observe")
+    lines = [(one.levelname, one.getMessage()) for one in caplog.records if "probe block" in one.getMessage()]
+    raw = [] if why == told else [("DEBUG", f"probe block: {why}")]
+    assert lines == [("WARNING", f"probe block: degraded (tracepoint): {told}"), *raw]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gets as far as that")
