@@ -87,8 +87,9 @@ def score(
     state = state or HealthState()
     stood = state.stood or signals.blocked_seconds > 0.0
     weight = gain(signals.dt, settings.smoothing_seconds)
-    filled = None if not stood and _not_filled_yet(signals, state) else _queue_fraction(signals, settings)
-    fraction = smooth(state.queue_fraction, filled, weight)
+    fraction = state.queue_fraction
+    if fraction is not None or stood or not _not_filled_yet(signals):
+        fraction = smooth(fraction, _queue_fraction(signals, settings), weight)
     ratio = smooth(state.demand_ratio, _demand_ratio(signals, settings, entitlement_bytes_per_second), weight)
     parts = {
         "queue": None if fraction is None else 100.0 * fraction,
@@ -116,13 +117,12 @@ def _blocked_limit(blocked_seconds: float, settings: HealthSettings) -> float:
     return 100.0 - (100.0 - BLOCKED_SCORE) * min(1.0, blocked_seconds / settings.blocked_seconds)
 
 
-def _not_filled_yet(signals: Signals, state: HealthState) -> bool:
+def _not_filled_yet(signals: Signals) -> bool:
     """Whether the queue is empty only because the job has just begun: it says nothing before the second batch is due.
 
-    A job that was seen standing before it is short all the same, and what was known of a queue before still counts.
+    Asked where nothing is known of the queue so far and the job was not seen standing before it, which is short.
     """
-    begins = signals.iterations_since_start <= 1 and state.queue_fraction is None
-    return begins and not signals.queue_takeable
+    return signals.iterations_since_start <= 1 and not signals.queue_takeable
 
 
 def _queue_fraction(signals: Signals, settings: HealthSettings) -> float | None:
