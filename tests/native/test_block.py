@@ -258,21 +258,26 @@ def test_where_typed_programs_are_refused_raw_tracepoints_count_the_same(loader,
 
 
 def test_what_runs_is_in_flight(probe, make_cgroup, data):
-    """Between a submission and its end, seen from another process; afterwards nothing is left."""
+    """Between a submission and its end, seen from another process; afterwards nothing is left.
+
+    Several runs of the job: on a busy machine one may be over before this process has its turn.
+    """
     cgroup = make_cgroup()
     probe.manage([cgroup.stat().st_ino])
-    process = workload.start(cgroup, "read", data, MIB, 400)
-    process.stdin.write("go\n")
-    process.stdin.flush()
-    seen = set()
-    while process.poll() is None:
-        counters = probe.read(time.monotonic_ns()).blocks.get(
-            BlockKey(cgroup.stat().st_ino, workload.whole_device(data), "read")
-        )
-        seen.add(counters.in_flight if counters else 0)
-    process.communicate()
-    assert max(seen) >= 1
-    assert only_read(probe, cgroup, data).in_flight == 0
+    key = BlockKey(cgroup.stat().st_ino, workload.whole_device(data), "read")
+    seen = 0
+    for _ in range(20):
+        process = workload.start(cgroup, "read", data, MIB, 64)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        while process.poll() is None:
+            counters = probe.read(time.monotonic_ns()).blocks.get(key)
+            seen = max(seen, counters.in_flight if counters else 0)
+        process.communicate()
+        assert only_read(probe, cgroup, data).in_flight == 0
+        if seen:
+            break
+    assert seen >= 1
 
 
 def test_a_tier_that_this_kernel_refuses_says_why(loader):
