@@ -99,6 +99,7 @@ def _show(told: Comparison) -> None:
 
 def _line(summary: dict[str, Any], devices: Mapping[str, str]) -> str:
     lowest = "?" if summary["score_lowest"] is None else f"{summary['score_lowest']:.0f}"
+    lowest += ", before its first batch" if summary["lowest_at_start"] else ""
     parts = [f"score {summary['score_mean']:.0f} (lowest {lowest})"]
     for device, ratio in summary["capped_ratio"].items():
         capped = f"capped {percent(ratio)} of the time"

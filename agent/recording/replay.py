@@ -45,11 +45,15 @@ class Difference:
 
 @dataclass
 class Tally:
-    """Sums over the passes of one job on one side (recorded or replayed)."""
+    """Sums over the passes of one job on one side (recorded or replayed).
+
+    `lowest_at_start`: the lowest score is one of before the first batch.
+    """
 
     passes: int = 0
     score: float = 0.0
     lowest: float = 100.0
+    lowest_at_start: bool = False
     capped: Counter[str] = field(default_factory=Counter)
     caps: Counter[str] = field(default_factory=Counter)
     lent: Counter[str] = field(default_factory=Counter)
@@ -60,7 +64,8 @@ class Tally:
         self.passes += 1
         if view["score"] is not None:
             self.score += view["score"]
-            self.lowest = min(self.lowest, view["score"])
+            if view["score"] < self.lowest:
+                self.lowest, self.lowest_at_start = view["score"], not view["iterations"]
         self.causes[view["cause"] or "none"] += 1
         for device, here in view["devices"].items():
             if here["quota"] is not None:
@@ -75,6 +80,7 @@ class Tally:
         return {
             "score_mean": self.score / passes,
             "score_lowest": self.lowest if self.passes else None,
+            "lowest_at_start": self.lowest_at_start,
             "causes": {cause: count / passes for cause, count in self.causes.most_common()},
             "capped_ratio": {device: self.capped[device] / passes for device in devices},
             "mean_cap_ratio": {
@@ -168,11 +174,12 @@ def compare(steps: Iterable[Step], keep: int = 20) -> Comparison:
 
 
 def recorded_view(outputs: Mapping[tuple[str | int, ...], Any]) -> dict[str, Any]:
-    """Score, cause and, by device, cap and loan (shares) as they were recorded."""
+    """Score, cause, iterations and, by device, cap and loan (shares) as they were recorded."""
     devices = {str(path[1]) for path in outputs if path[0] == "d"}
     return {
         "score": outputs.get(("score",)),
         "cause": outputs.get(("cause",)),
+        "iterations": outputs.get(("iterations",)),
         "devices": {
             device: {
                 "quota": outputs.get(("d", device, "quota_ratio")),
@@ -193,6 +200,7 @@ def replayed_view(report: JobReport, result: CoreResult) -> dict[str, Any]:
     return {
         "score": report.health.score if report.health else None,
         "cause": str(report.diagnosis.cause) if report.diagnosis else None,
+        "iterations": report.signals.iterations if report.signals else None,
         "devices": {
             device: {
                 "quota": quota.share if (quota := quotas[device]) else None,

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent import recording
+from agent.commands.replay import _line
 from agent.config import ByteRate, Config, DeviceRule, HealthSection
 from agent.errors import PrefetchdError
 from agent.job_sample import IoCounts, JobSample
@@ -24,7 +25,7 @@ from agent.recording import Recorder, RecordingError, read
 from agent.recording.frames import HEAD, PASSES, frame, frames, good_length
 from agent.recording.inputs import flatten, unflatten
 from agent.recording.outputs import SCALES
-from agent.recording.replay import compare, replay, with_rules
+from agent.recording.replay import Tally, compare, replay, with_rules
 from agent.snapshot import snapshot
 from agent.types import Capacity
 from bpf.samples import (
@@ -387,6 +388,17 @@ def test_a_new_segment_starts_the_core_afresh(told, tmp_path):
 def run(*arguments):
     command = [sys.executable, "-m", "agent", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_lowest_score_of_a_start_is_told_as_such():
+    tally, view = Tally(), {"cause": "none", "devices": {}}
+    tally.add(view | {"score": 0.0, "iterations": 0})
+    tally.add(view | {"score": 90.0, "iterations": 1})
+    assert _line(tally.summary(), {}) == "score 45 (lowest 0, before its first batch)"
+    later = Tally()
+    later.add(view | {"score": 30.0, "iterations": 0})
+    later.add(view | {"score": 10.0, "iterations": 9})
+    assert _line(later.summary(), {}) == "score 20 (lowest 10)"
 
 
 def test_replay_without_capacity_says_that_nothing_could_be_capped(told, tmp_path):
