@@ -2,7 +2,7 @@
 
 import gc
 import time
-from math import exp
+from math import exp, inf
 
 import pytest
 
