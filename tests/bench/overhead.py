@@ -90,10 +90,11 @@ def run(arguments: argparse.Namespace) -> Report:
         load = Load(cgroup, target, arguments.seconds)
         what = "null_blk" if arguments.null_block else str(arguments.target or "scratch file")
         report: Report = {"kernel": os.uname().release, "target": what}
+        slices = ("slices", lambda: iops_lost_in_slices(loader, load, arguments.pairs * SLICES_PER_PAIR))
         for name, measure in (
             ("per_io", lambda: per_io(loader, load, max(1, min(_COST_ROUNDS, arguments.pairs)))),
             ("iops", lambda: iops_lost(loader, load, arguments.pairs)),
-            ("slices", lambda: iops_lost_in_slices(loader, load, arguments.pairs * SLICES_PER_PAIR)),
+            *(() if arguments.null_block else (slices,)),  # fio never waits there: who counts would never run
             ("jobs", lambda: cpu_of_jobs(loader, target, arguments.jobs)),
             ("startup", startup),
         ):
@@ -337,12 +338,12 @@ def show(report: Report) -> None:
             f"(95 %: {lost['low']:.1%} to {lost['high']:.1%})",
             end="",
         )
-    slices = report["slices"]
-    print(
-        f"\nIOPS lost with block probe, median of {slices['pairs']} pairs of {SLICE_SECONDS} s in one run: "
-        f"{slices['median']:.2%} (95 %: {slices['low']:.2%} to {slices['high']:.2%})",
-        end="",
-    )
+    if slices := report.get("slices"):
+        print(
+            f"\nIOPS lost with block probe, median of {slices['pairs']} pairs of {SLICE_SECONDS} s in one run: "
+            f"{slices['median']:.2%} (95 %: {slices['low']:.2%} to {slices['high']:.2%})",
+            end="",
+        )
     print(
         f"\n\njobs    CPU per read of all probes    cores at {READS_PER_SECOND} reads a second    of it the block probe"
     )
