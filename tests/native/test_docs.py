@@ -240,10 +240,10 @@ def at_work(desk):
 def answers(desk, with_job):
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{desk.environment['PORT']}/state", timeout=3) as response:
-            jobs = json.load(response)["jobs"]
+            jobs = json.load(response).get("jobs")  # there is none before the first pass
     except (urllib.error.URLError, OSError):
         return False
-    return not with_job or any(job["job"] == JOB for job in jobs)
+    return jobs is not None and (not with_job or any(job["job"] == JOB for job in jobs))
 
 
 def until(condition, process, log, seconds=90.0):

@@ -224,9 +224,9 @@ def test_a_file_that_is_mapped_is_open(folder):
         process.communicate(b"\n")
 
 
-def test_a_shared_file_is_left(disk, folder):
-    if disk[1] != "xfs":
-        pytest.skip("ext4 has no reflinks")
+@pytest.mark.parametrize("disk", ["xfs"], indirect=True)  # ext4 has no reflinks
+@pytest.mark.usefixtures("disk")
+def test_a_shared_file_is_left(folder):
     path, _ = fragmented(folder)
     subprocess.run(["cp", "--reflink=always", str(path), str(folder / "clone")], check=True)
     assert move(path) == Leave.SHARED
@@ -291,9 +291,8 @@ def test_what_an_ended_tool_leaves_is_removed(disk, folder, tmp_path):
     assert sums([path]) == before
 
 
+@pytest.mark.parametrize("disk", ["ext4"], indirect=True)  # xfs_fsr reads around the cache
 def test_it_warms_no_faster_than_it_may(disk, folder):
-    if disk[1] != "ext4":
-        pytest.skip("xfs_fsr reads around the cache")
     path, _ = fragmented(folder)
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
