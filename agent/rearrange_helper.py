@@ -278,8 +278,8 @@ def main(arguments: list[str]) -> None:
     except (OSError, StopIteration) as error:
         agent.send(json.dumps({"problem": f"cannot enter {settings['folder']} ({error})"}).encode())
         return
-    agent.send(json.dumps({"ready": os.getpid()}).encode())
     try:
+        agent.send(json.dumps({"ready": os.getpid()}).encode())
         Helper(agent, settings["budget_bytes"]).run()
     finally:
         leave(settings["folder"], settings["root"], came_from)

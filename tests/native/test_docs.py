@@ -98,6 +98,7 @@ SPARED = (
     (r"/run/prefetchd/disable", "state/disable"),
     (r"\bresnet\b|\bJOB\b", JOB),
     (r"\bFILE --config NEW\b", "node.rec --config node.toml"),
+    (r"--scenario FILE\b", f"--scenario {ROOT}/tests/lab/scenarios/skeleton.toml"),
     (r"calibrate /dev/nvme0n1", "calibrate disk --size '64 MiB' --seconds 0.3 --busy-ok --reader own"),
     (r"http://127\.0\.0\.1:9753/", "http://127.0.0.1:$PORT/"),
     (r"prefetchd run$", "prefetchd run --config agent.toml"),

@@ -240,7 +240,7 @@ def test_the_program_of_the_image_lives_here(program_layer, tmp_path):
 def test_the_program_of_the_image_lives_in_the_guest(program_layer):
     log = live_in_the_guest(ROOT="/", LAYER=program_layer)
     assert_lived(log)
-    assert re.search(r"probe block: attached (fentry|kprobe)", log), log
+    assert re.search(r"probe block: attached \((?:fentry|kprobe)\)", log), log
 
 
 @pytest.mark.nightly
@@ -259,7 +259,7 @@ def test_root_file_system_without_an_engine(image_root, tmp_path):
 def test_root_file_system_without_an_engine_in_the_guest(image_root):
     log = live_in_the_guest(ROOT=image_root)
     assert_lived(log)
-    assert re.search(r"probe block: attached (fentry|kprobe)", log), log
+    assert re.search(r"probe block: attached \((?:fentry|kprobe)\)", log), log
 
 
 @pytest.mark.nightly

@@ -84,7 +84,7 @@ def test_the_unit_limits_and_restores_on_a_stock_kernel(fresh, release):
     command = [str(SOURCE / ".venv" / "bin" / "python"), "-m", "tests.unit.packaging.unit_in_guest", lower]
     status, log = in_the_guest(command)
     assert status == 0, log
-    assert re.search(r"probe block: attached (fentry|kprobe)", log), log
+    assert re.search(r"probe block: attached \((?:fentry|kprobe)\)", log), log
     assert "s: stopped: " in log
     print("\n".join(re.findall(r"^\d+ s: .*", log, re.MULTILINE)))
 

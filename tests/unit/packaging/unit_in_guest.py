@@ -62,7 +62,7 @@ def tell(text: str) -> None:
 
 def probes(log: str) -> dict[str, str]:
     """State and tier by probe, from the lines that the agent logs as it starts."""
-    return dict(re.findall(r"probe (\w+): ((?:attached|degraded|unavailable)(?: \w+)?)", log))
+    return dict(re.findall(r"probe (\w+): ((?:attached|degraded|unavailable)(?: \w+)?)", re.sub("[()]", "", log)))
 
 
 def start(node: BootedRoot) -> None:
