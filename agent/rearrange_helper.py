@@ -9,7 +9,7 @@ own, and ends. Files are opened for reading alone and only while a window of the
 Looking must not wait for the disk, so other threads do what may block: `Resolver` finds out where files lie, `Asker`
 asks for windows.
 """
-# ruff: noqa: PTH106, PTH115, PTH123  # pathlib would cost a megabyte
+# ruff: noqa: PTH115  # pathlib would cost a megabyte
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ import json
 import os
 import queue
 import resource
-import select
-import signal
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -30,6 +27,7 @@ from typing import Any, NamedTuple
 
 from agent import rearrange_files as files
 from agent.rearrange import FileId, Piece, Skip, job_window_bytes
+from agent.rearrange_child import listen, live
 from agent.rearrange_follow import Follow, Seen
 from agent.rearrange_index import Task, tasks_in
 from agent.rearrange_places import JobPlaces, Resolver
@@ -39,7 +37,6 @@ TELL_SECONDS = 0.1
 LEASE_SECONDS = 3.0
 BURST_SECONDS = 0.05
 OPEN_FILES = 4096
-LEAVE_SECONDS = 2.0
 
 
 class Target(NamedTuple):
@@ -140,7 +137,7 @@ class Helper:
 
     def run(self) -> None:
         """Return when the agent is gone."""
-        while self._listen(LOOK_SECONDS if self._targets else 1.0):
+        while listen(self._agent, LOOK_SECONDS if self._targets else 1.0, self._obey):
             now = time.monotonic()
             if now - self._renewed > LEASE_SECONDS:
                 self._targets.clear()
@@ -149,21 +146,6 @@ class Helper:
             if self._targets and now - self._told >= TELL_SECONDS:
                 self._told = now
                 self._tell()
-
-    def _listen(self, seconds: float) -> bool:
-        """Take in what the agent says; False once it is gone."""
-        readable, _, _ = select.select([self._agent], [], [], seconds)
-        while readable:
-            try:
-                data = self._agent.recv(1 << 20, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not data:
-                return False
-            self._obey(json.loads(data))
-        return True
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         found = (
@@ -231,57 +213,18 @@ def _name(link: str) -> str:
         return ""
 
 
-def enter(folder: str) -> str:
-    """Move this process to its cgroup; returns the folder of the one that it came from, "" where it stays."""
-    if not folder:
-        return ""
-    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-        path = next(line.rstrip("\n")[3:] for line in file if line.startswith("0::"))
-    with open(f"{folder}/cgroup.procs", "w", encoding="ascii") as file:
-        file.write("0")
-    return path
-
-
-def leave(folder: str, root: str, path: str) -> None:
-    """Go back, remove the cgroup. Whatever fails, the agent's next start removes it."""
-    if not folder:
-        return
-    for back in (root.rstrip("/") + path, root):
-        with suppress(OSError):
-            with open(f"{back}/cgroup.procs", "w", encoding="ascii") as file:
-                file.write("0")
-            break
-    deadline = time.monotonic() + LEAVE_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            os.rmdir(folder)
-        except FileNotFoundError:
-            return
-        except OSError:  # a child that was killed is still on its way out
-            time.sleep(0.02)
+def allow_many_files() -> None:
+    """A window is asked for with all its files open."""
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def main(arguments: list[str]) -> None:
-    """Run as `rearrange_helper FD SETTINGS`; SETTINGS is JSON: folder, root, budget_bytes."""
-    settings = json.loads(arguments[1])
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    for name, text in (("oom_score_adj", "500"), ("comm", "prefetchd-ahead")):
-        with suppress(OSError), open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    os.chdir("/")
-    agent = socket.socket(fileno=int(arguments[0]))
-    try:
-        came_from = enter(settings["folder"])
-    except (OSError, StopIteration) as error:
-        agent.send(json.dumps({"problem": f"cannot enter {settings['folder']} ({error})"}).encode())
-        return
-    try:
-        agent.send(json.dumps({"ready": os.getpid()}).encode())
-        Helper(agent, settings["budget_bytes"]).run()
-    finally:
-        leave(settings["folder"], settings["root"], came_from)
-        sys.stderr.flush()
-        os._exit(0)  # threads may wait for the disk; nobody waits for them
+    """See `live`; SETTINGS holds budget_bytes besides."""
+    live(
+        arguments,
+        "prefetchd-ahead",
+        500,
+        allow_many_files,
+        lambda agent, settings: Helper(agent, settings["budget_bytes"]).run(),
+    )

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from agent.rearrange_defragment import Mend
 from agent.rearrange_pay import MoveJudge, MoveStop, PaySettings
-from agent.rearrange_process import Target
+from agent.rearrange_process import Served, Target
 from agent.rearrange_stop import Reading
 from agent.types import Capacity, JobId, Mended, Slot
 
@@ -24,27 +23,6 @@ LINGER_SECONDS = 60.0
 """The mover stays this long after its last job: it knows which files it has looked at."""
 SHARE_ALONE = 4.0
 """Times the share that may be used where no other training job reads from the disk."""
-
-
-class Mover(Protocol):
-    """What carries it out; a fake in tests."""
-
-    problem: str
-    told: dict[int, Mend]
-    skips: dict[str, int]
-
-    @property
-    def pid(self) -> int:
-        """0 where none runs."""
-
-    def start(self) -> bool:
-        """False, with `problem`, where it cannot run."""
-
-    def serve(self, targets: Iterable[Target], now: float) -> bool:
-        """False once it is gone."""
-
-    def close(self) -> None:
-        """End it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +48,7 @@ class _Slot:
 class Mending:
     """All jobs and disks of this node. `step` once a pass; `close` ends the mover."""
 
-    def __init__(self, mover: Mover, settings: PaySettings, share: float) -> None:
+    def __init__(self, mover: Served[Mend], settings: PaySettings, share: float) -> None:
         self._mover = mover
         self._settings = settings
         self._share = share

@@ -12,10 +12,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -25,9 +23,9 @@ from typing import Any, NamedTuple
 
 from agent import rearrange_files as files
 from agent.rearrange import FileId
+from agent.rearrange_child import ignore, listen, live
 from agent.rearrange_defragment import LATER, Leave, Mend, largest_file_bytes
 from agent.rearrange_facts import mounts_of
-from agent.rearrange_helper import enter, leave
 from agent.rearrange_move import Move, Stopped
 from agent.rearrange_places import Resolver
 from cgroup.mountinfo import Mount
@@ -133,7 +131,7 @@ class Mover:
 
     def run(self) -> None:
         """Return when the agent is gone; the tool has ended then."""
-        while self._listen(0.1 if self._targets else 1.0):
+        while listen(self._agent, 0.1 if self._targets else 1.0, self._obey):
             now = time.monotonic()
             if now - self._renewed > LEASE_SECONDS:
                 self._targets = {}
@@ -156,21 +154,6 @@ class Mover:
         for device in devices:
             with suppress(OSError), open(f"{self._folder}/io.max", "w", encoding="ascii") as file:
                 file.write(f"{device} rbps=max wbps=max riops=max")
-
-    def _listen(self, seconds: float) -> bool:
-        """Take in what the agent says; False once it is gone."""
-        readable, _, _ = select.select([self._agent], [], [], seconds)
-        while readable:
-            try:
-                data = self._agent.recv(1 << 20, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not data:
-                return False
-            self._obey(json.loads(data))
-        return True
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         found = [
@@ -241,32 +224,19 @@ def enter_first_mounts() -> None:
         os.close(descriptor)
 
 
-def ignore(numbers: Iterable[signal.Signals]) -> None:
-    """SIGIO among them: it comes where somebody opens a file at the moment in which it is looked at."""
-    for number in numbers:
-        signal.signal(number, signal.SIG_IGN)
+def prepare() -> None:
+    """SIGIO comes where somebody opens a file at the moment in which it is looked at."""
+    ignore((signal.SIGIO,))
+    become_idle()
+    enter_first_mounts()
 
 
 def main(arguments: list[str]) -> None:
-    """Run as `rearrange_mover FD SETTINGS`; SETTINGS is JSON: folder, root, memory_bytes."""
-    settings = json.loads(arguments[1])
-    ignore((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGIO))
-    for name, text in (("oom_score_adj", "800"), ("comm", "prefetchd-move")):
-        with suppress(OSError), open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
-    agent = socket.socket(fileno=int(arguments[0]))
-    try:
-        came_from = enter(settings["folder"])
-    except (OSError, StopIteration) as error:
-        agent.send(json.dumps({"problem": f"cannot enter {settings['folder']} ({error})"}).encode())
-        return
-    become_idle()
-    enter_first_mounts()
-    os.chdir("/")
-    agent.send(json.dumps({"ready": os.getpid()}).encode())
-    try:
-        Mover(agent, largest_file_bytes(settings["memory_bytes"]), settings["folder"]).run()
-    finally:
-        leave(settings["folder"], settings["root"], came_from)
-        sys.stderr.flush()
-        os._exit(0)  # a thread may wait for the disk; nobody waits for it
+    """See `live`; SETTINGS holds memory_bytes besides."""
+    live(
+        arguments,
+        "prefetchd-move",
+        800,
+        prepare,
+        lambda agent, settings: Mover(agent, largest_file_bytes(settings["memory_bytes"]), settings["folder"]).run(),
+    )

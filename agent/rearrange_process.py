@@ -9,11 +9,12 @@ import json
 import logging
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from agent.rearrange import memory_budget_bytes
 from agent.rearrange_defragment import Mend
@@ -53,8 +54,29 @@ class Told:
 T = TypeVar("T")
 
 
+class Served(Protocol[T]):
+    """What the loop asks of a helper; a fake in tests."""
+
+    problem: str
+    told: dict[int, T]
+    skips: dict[str, int]
+
+    @property
+    def pid(self) -> int:
+        """0 where none runs."""
+
+    def start(self) -> bool:
+        """False, with `problem`, where it cannot run."""
+
+    def serve(self, targets: Iterable[Target], now: float) -> bool:
+        """False once it is gone."""
+
+    def close(self) -> None:
+        """End it."""
+
+
 @dataclass(slots=True)
-class HelperBase(Generic[T]):
+class HelperBase(ABC, Generic[T]):
     """At most one helper. `root` is where cgroup v2 is mounted, `cgroup` a path below it that belongs to the agent.
 
     `problem` says why it cannot run here, or why it ended; `told` what it said by job, `skips` what it left out.
@@ -75,17 +97,17 @@ class HelperBase(Generic[T]):
     _sent: str = ""
     _sent_at: float = 0.0
 
+    @abstractmethod
     def settings(self) -> Mapping[str, Any]:
         """What it is told beside its cgroup."""
-        raise NotImplementedError
 
+    @abstractmethod
     def count(self, told: list[int]) -> T:
         """What it said of one job."""
-        raise NotImplementedError
 
+    @abstractmethod
     def line(self, device: str, rate: float, requests: float) -> str:
         """The limit of its cgroup on a device, as io.max takes it."""
-        raise NotImplementedError
 
     @property
     def folder(self) -> Path:

@@ -16,7 +16,7 @@ from typing import Protocol
 from agent.policies.base import used_share
 from agent.rearrange import helper_share
 from agent.rearrange_mending import Mending, Place
-from agent.rearrange_process import Target, Told
+from agent.rearrange_process import Served, Target, Told
 from agent.rearrange_stop import Disk, Judge, Reading, State, Stop, StopSettings, gate
 from agent.types import (
     Capacity,
@@ -39,27 +39,6 @@ WATCH_SECONDS = 1.0
 """A disk is judged over at least this long."""
 LINGER_SECONDS = 60.0
 """The helper stays this long after its last job: it knows where files lie."""
-
-
-class Helper(Protocol):
-    """What carries it out; a fake in tests."""
-
-    problem: str
-    told: dict[int, Told]
-    skips: dict[str, int]
-
-    @property
-    def pid(self) -> int:
-        """0 where none runs."""
-
-    def start(self) -> bool:
-        """False, with `problem`, where it cannot run."""
-
-    def serve(self, targets: Iterable[Target], now: float) -> bool:
-        """False once it is gone."""
-
-    def close(self) -> None:
-        """End it."""
 
 
 class ReadAhead(Protocol):
@@ -132,7 +111,7 @@ class Rearranger:
 
     def __init__(
         self,
-        helper: Helper,
+        helper: Served[Told],
         settings: StopSettings,
         *,
         mending: Mending | None = None,

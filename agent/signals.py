@@ -83,9 +83,7 @@ def derive(
     weight = gain(dt, settings.smoothing_seconds)
     hits_now = _hit_ratio(previous.cache, current.cache)
     hits = smooth(state.hit_ratio, hits_now, weight)
-    busy = _cpu_ratio(previous.workers, current.workers)
-    quiet = 0.0 if busy is not None else state.quiet_seconds + dt
-    worked = None if loop.started or quiet > QUIET_SECONDS else state.cpu_ratio
+    cpu_ratio, quiet = _worked(state, _cpu_ratio(previous.workers, current.workers), dt, weight, started=loop.started)
     batch = forecast.restarted(state.batch) if loop.started else state.batch
     batch = forecast.observe(batch, loop.new_iterations, reads, loop.queued_batches, loop.hinted_bytes)
     new = make(
@@ -96,7 +94,7 @@ def derive(
             batch,
             idle,
             hits,
-            smooth(worked, busy, weight),
+            cpu_ratio,
             smooth(state.nic_packets_per_second, _packets(previous, current, dt), weight),
             *_first_reads(state, changes, hits_now, since_start, loop.started),
             quiet,
@@ -181,6 +179,15 @@ def _cpu_ratio(old: WorkerTime | None, new: WorkerTime | None) -> float | None:
     if cpu < 0 or stalled < 0 or cpu + stalled <= 0:
         return None
     return cpu / (cpu + stalled)
+
+
+def _worked(
+    state: SignalState, busy: float | None, dt: float, weight: float, *, started: bool
+) -> tuple[float | None, float]:
+    """(smoothed CPU ratio of the workers, seconds since they did anything); a new life and silence start afresh."""
+    quiet = 0.0 if busy is not None else state.quiet_seconds + dt
+    known = None if started or quiet > QUIET_SECONDS else state.cpu_ratio
+    return smooth(known, busy, weight), quiet
 
 
 def _packets(previous: JobSample, current: JobSample, dt: float) -> float | None:

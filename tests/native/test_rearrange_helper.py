@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from agent import rearrange_files as files
 from agent.rearrange import Extent, Skip
-from agent.rearrange_process import HelperProcess, Target
+from agent.rearrange_process import HelperProcess, MoverProcess, Target
 from cgroup.devices import Devices
 from tests.native import workload
 from tests.native.conftest import cgroup_mount
@@ -41,7 +42,7 @@ for line in sys.stdin:
 AGENT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from agent.rearrange_process import HelperProcess, Target
+from agent.rearrange_process import HelperProcess, MoverProcess, Target
 helper = HelperProcess(sys.argv[2], sys.argv[3], 48 << 20, needs_limits=False)
 assert helper.start(), helper.problem
 print(helper.pid, flush=True)
@@ -268,6 +269,24 @@ def test_killed_in_the_middle_it_leaves_nothing_behind(opener, folder, device, v
         HelperProcess(root, own, MEMORY_BYTES, needs_limits=False).close()
     assert not Path(root + own).exists()
     assert checksums(folder) == before
+
+
+@pytest.mark.parametrize("kind", [HelperProcess, MoverProcess])
+def test_an_agent_that_is_gone_before_it_is_ready_leaves_no_cgroup(make_cgroup, kind):
+    make_cgroup()  # skips where there is no cgroup v2
+    folder = cgroup_mount() / f"prefetchd-gone-{os.getpid()}"
+    folder.mkdir()
+    settings = {"folder": str(folder), "root": str(cgroup_mount()), "budget_bytes": MIB, "memory_bytes": MEMORY_BYTES}
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.close()
+        program = f"import sys; from {kind.module} import main; main(sys.argv[1:])"
+        command = [sys.executable, "-c", program, str(theirs.fileno()), json.dumps(settings)]
+        done = subprocess.run(command, cwd=PROJECT, pass_fds=[theirs.fileno()], check=False, timeout=30,
+                              capture_output=True, text=True)  # fmt: skip
+    assert not folder.exists()
+    assert done.returncode == 0
+    assert done.stderr == ""
 
 
 def test_an_agent_that_stands_still_has_nothing_more_read(opener, folder, device):

@@ -15,40 +15,20 @@ from agent.rearrange_process import HelperProcess, MoverProcess
 from agent.rearrange_stop import Reading, StopSettings
 from agent.snapshot import snapshot
 from tests.unit.agent.builders import CAPACITY, HDD, MIB
+from tests.unit.agent.test_rearranger import FakeHelper, report_of
 from tests.unit.agent.test_rearranger import Node as Watched
-from tests.unit.agent.test_rearranger import report_of
 
 SLOT = (1, HDD)
 
 
-class FakeMover:
+class FakeMover(FakeHelper):
     """Moves 1 MiB a pass of what is left."""
 
-    def __init__(self):
-        self.problem, self.told, self.skips = "", {}, {}
-        self.pid, self.starts, self.works, self.alive = 0, 0, True, True
-        self.targets = ()
-
-    def start(self):
-        if not self.works:
-            self.problem = "no memory controller"
-            return False
-        self.starts += 1
-        self.pid, self.told, self.skips = 100 + self.starts, {}, {}
-        return True
-
-    def serve(self, targets, now):
-        self.targets = tuple(targets)
-        if not self.alive:
-            self.pid = 0
-        for one in self.targets if self.pid else ():
+    def work(self):
+        for one in self.targets:
             before = self.told.get(one.job, Mend())
             self.told[one.job] = Mend(before.files + 1, before.bytes + MIB, 5, 5 * MIB)
             self.skips = {Leave.OPEN: 1}
-        return bool(self.pid)
-
-    def close(self):
-        self.pid = 0
 
 
 class Node:

@@ -46,11 +46,14 @@ class FakeHelper:
         if not self.alive:
             self.pid = 0
         if self.pid:
-            for one in self.targets:
-                before = self.told.get(one.job, Told())
-                self.told[one.job] = Told(before.ahead + MIB, before.used + MIB, 0, 0)
-            self.skips = {"direct": self.skips.get("direct", 0) + 1}
+            self.work()
         return bool(self.pid)
+
+    def work(self):
+        for one in self.targets:
+            before = self.told.get(one.job, Told())
+            self.told[one.job] = Told(before.ahead + MIB, before.used + MIB, 0, 0)
+        self.skips = {"direct": self.skips.get("direct", 0) + 1}
 
     def close(self):
         self.pid = 0
