@@ -31,8 +31,8 @@ lint: setup-test ## ruff, mypy and the import rules alone
 bench: setup-test ## what the agent costs (ARGS="--json FILE")
 	@$(PYTHON) -m tests.bench $(ARGS)
 
-bench-policies: setup-test ## every policy on a real kernel in the lab guest, into out/ (about 70 minutes; ARGS="--seconds 24")
-	@$(PYTHON) -m tests.lab bench --plan tests/lab/bench.toml --seconds 30 --json out/bench.json --report out/bench.html $(ARGS)
+bench-policies: setup-test ## every policy on a real kernel in the lab guest, into out/ (about 70 minutes; ARGS="--seconds 40" for whole scenarios)
+	@$(PYTHON) -m tests.lab bench --plan tests/lab/bench.toml --seconds 24 --json out/bench.json --report out/bench.html $(ARGS)
 
 lab: setup-test ## a shell in the lab guest
 	@$(PYTHON) -m tests.lab shell

@@ -78,12 +78,14 @@ class LocalNode:
         self._traffic = UnmanagedTraffic()
         self._sysfs = Devices()
         self._packets = NicPackets(interface_packets)
+        self._links = JobLinks()
 
     def jobs(self, now: float) -> tuple[Job, ...]:
         """The jobs as the tree stands; rules are applied again on a change, and now and then for new pod labels."""
         changes = self._watch.changes(now)
         if self._jobs is None or changes or now - self._selected_at >= self._config.loop.scan_seconds:
             self._selected_at = now
+            self._links.forget()
             jobs = tuple(
                 self._weighed(job) for job in select_jobs(self._watch.known.values(), self._config, self._lookup)
             )
@@ -110,7 +112,7 @@ class LocalNode:
         merged = merge_samples(now_ns, tuple(probe.read(now_ns) for probe in self._probes))
         if not merged.links:
             return merged
-        return replace(merged, links=links_by_job(merged.links, self._watch.known.values(), self._jobs or ()))
+        return replace(merged, links=self._links.of(merged.links, self._watch.known.values(), self._jobs or ()))
 
     def job_samples(self, sample: Sample, jobs: Mapping[JobId, Job]) -> Mapping[JobId, JobSample]:
         """The sample by job; io.stat joins in where the block probe is missing."""
@@ -219,6 +221,26 @@ def links_by_job(
         if path:
             found[ObjectKey(owners[path], key.endpoint)].append(state)
     return {key: _joined(states) for key, states in found.items()}
+
+
+class JobLinks:
+    """`links_by_job`, worked out again where something changed: links change every few seconds, a pass comes in 0.1."""
+
+    def __init__(self) -> None:
+        self._told: Mapping[ObjectKey, LinkState] = {}
+        self._found: dict[ObjectKey, LinkState] = {}
+
+    def forget(self) -> None:
+        """The cgroups or the jobs may be others now."""
+        self._told = {}
+
+    def of(
+        self, links: Mapping[ObjectKey, LinkState], cgroups: Iterable[Cgroup], jobs: Iterable[Job]
+    ) -> dict[ObjectKey, LinkState]:
+        """See `links_by_job`."""
+        if links != self._told:
+            self._told, self._found = links, links_by_job(links, cgroups, jobs)
+        return self._found
 
 
 def _joined(states: Sequence[LinkState]) -> LinkState:

@@ -58,9 +58,8 @@ def _processes(root: Path, cgroup_ids: frozenset[int]) -> Iterator[int]:
     pending = [(str(root), False)]
     while pending:
         folder, is_managed = pending.pop()
-        with contextlib.suppress(
-            OSError
-        ):  # removed meanwhile, or its processes are told by the cgroup above (threaded)
+        # Removed meanwhile, or its processes are told by the cgroup above (threaded).
+        with contextlib.suppress(OSError):
             with os.scandir(folder) as entries:
                 below = [one for one in entries if one.is_dir(follow_symlinks=False)]
             pending += [(one.path, is_managed or one.inode() in cgroup_ids) for one in below]

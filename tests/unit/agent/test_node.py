@@ -4,6 +4,7 @@ import itertools
 
 from agent.config import DeviceRule
 from agent.node import (
+    JobLinks,
     NicPackets,
     UnmanagedTraffic,
     configured_devices,
@@ -57,6 +58,23 @@ def test_a_socket_belongs_to_the_innermost_job_above_its_cgroup():
         ObjectKey(1, "192.0.2.1:443"): LinkState(4, 400, 3),
         ObjectKey(1, "192.0.2.2:443"): LinkState(0, None, 7),
     }
+
+
+def test_links_are_divided_again_only_where_something_changed():
+    here, passes = JobLinks(), []
+
+    def tree():
+        passes.append(1)
+        yield Cgroup(1, "/a")
+
+    def links(retransmits):
+        return {ObjectKey(1, "192.0.2.1:443"): LinkState(1, 100, retransmits)}
+
+    for told in (links(1), links(1), links(2), links(2)):
+        assert here.of(told, tree(), JOBS.values()) == told
+    assert len(passes) == 2
+    here.forget()
+    assert here.of(links(2), iter(()), JOBS.values()) == {}
 
 
 def test_connections_that_are_unknown_in_one_container_are_unknown_of_the_job():
