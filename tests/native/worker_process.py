@@ -25,8 +25,12 @@ def sleep():
     time.sleep(0.4)
 
 def naps():
-    for _ in range(200):
+    waited = schedstat()[1]
+    while schedstat()[1] - waited < 60_000_000:
         time.sleep(0.001)
+        end = time.thread_time() + 0.01
+        while time.thread_time() < end:
+            pass
 
 def direct():
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
