@@ -6,6 +6,7 @@ from typing import Any
 
 from agent.history import History
 from agent.types import DeviceSignals, DeviceView, JobReport, Loan, Mended, PidTerms, Rearranged, TickReport
+from bpf.samples import ProbeStatus
 
 
 def snapshot(report: TickReport, history: History | None = None) -> dict[str, Any]:
@@ -30,10 +31,7 @@ def snapshot(report: TickReport, history: History | None = None) -> dict[str, An
         "jobs": jobs,
         "neighbours": [_neighbour_row(report, entry) for entry in report.jobs.values() if not entry.job.training],
         "devices": [_pool_row(report, view) for view in report.devices.values()],
-        "probes": [
-            {"name": probe.name, "state": probe.state, "why": probe.why, "tier": probe.tier, "lost": probe.lost_events}
-            for probe in report.probes
-        ],
+        "probes": [probe_row(probe) for probe in report.probes],
         "violations": report.violations,
         "notes": [*report.notes, *report.decision.notes],
         "rearrange": {
@@ -46,6 +44,18 @@ def snapshot(report: TickReport, history: History | None = None) -> dict[str, An
                 "stops": dict(report.rearrange.mend_stops),
             },
         },
+    }
+
+
+def probe_row(status: ProbeStatus) -> dict[str, Any]:
+    """How a probe stands; `detail` quotes compiler and kernel where they refused something."""
+    return {
+        "name": status.name,
+        "state": status.state,
+        "why": status.why,
+        "detail": status.detail,
+        "tier": status.tier,
+        "lost": status.lost_events,
     }
 
 

@@ -40,7 +40,8 @@ def probe_finding(probe: Mapping[str, Any]) -> Finding:
     if "module is not loaded" in str(probe.get("why")):
         return note(name, f"{probe.get('state')}: {probe['why']}; it attaches by itself when that changes")
     fix = "The checks under kernel.* and remote.* name what is missing."
-    return warning(name, f"{probe.get('state')}{how}: {probe.get('why') or 'no reason given'}{lost}", fix)
+    evidence = f"{probe.get('state')}{how}: {probe.get('why') or 'no reason given'}{lost}"
+    return warning(name, evidence, fix, str(probe.get("detail") or ""))
 
 
 def _conflicts(state: Mapping[str, Any]) -> Finding:

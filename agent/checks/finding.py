@@ -26,13 +26,17 @@ Blocks = Literal["", "measuring", "enforcing"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One named result. `evidence` is what was seen, `fix` what to do, ready to paste where a command does it."""
+    """One named result. `evidence` is what was seen, `fix` what to do, ready to paste where a command does it.
+
+    `detail` quotes what tools said of it, for who looks closer.
+    """
 
     name: str
     result: Result
     evidence: str
     fix: str = ""
     blocks: Blocks = ""
+    detail: str = ""
 
 
 def ok(name: str, evidence: str) -> Finding:
@@ -50,9 +54,9 @@ def unknown(name: str, evidence: str, fix: str = "") -> Finding:
     return Finding(name, Result.UNKNOWN, evidence, fix)
 
 
-def warning(name: str, evidence: str, fix: str) -> Finding:
+def warning(name: str, evidence: str, fix: str, detail: str = "") -> Finding:
     """Works, but worse than it could."""
-    return Finding(name, Result.WARNING, evidence, fix)
+    return Finding(name, Result.WARNING, evidence, fix, detail=detail)
 
 
 def failed(name: str, evidence: str, fix: str, blocks: Blocks) -> Finding:
@@ -84,6 +88,7 @@ def as_json(findings: Iterable[Finding], mode: Mode) -> list[dict[str, Any]]:
             "evidence": finding.evidence,
             "fix": finding.fix,
             "blocks": finding.blocks,
+            "detail": finding.detail,
         }
         for finding in findings
     ]

@@ -21,6 +21,7 @@ from agent.client import AgentUnreachable
 from agent.commands import options
 from agent.commands.terminal import colours_wanted, hanging, paint, text_columns
 from agent.config import Config, Mode
+from agent.snapshot import probe_row
 from cgroup.hierarchy import detect_hierarchy
 
 EPILOG = """\
@@ -93,10 +94,7 @@ def attached(config: Config) -> tuple[Finding, ...]:
         for probe in probes:
             stack.callback(probe.close)
         states = [probe.status() for probe in probes]
-    return tuple(
-        probe_finding({"name": one.name, "state": one.state, "why": one.why, "tier": one.tier, "lost": one.lost_events})
-        for one in states
-    )
+    return tuple(probe_finding(probe_row(one)) for one in states)
 
 
 def document(findings: Sequence[Finding], mode: Mode) -> Mapping[str, Any]:
@@ -123,7 +121,11 @@ def show(findings: Sequence[Finding], mode: Mode, *, everything: bool) -> None:
         if level == "ok" and not everything:
             continue
         prefix = f"{paint(f'{level:7}', COLOURS[level], colours=colours)}  {finding.name:{wide}}  "
-        paragraphs = [finding.evidence, f"fix: {finding.fix}"] if finding.fix else [finding.evidence]
+        paragraphs = [finding.evidence]
+        if finding.detail:
+            paragraphs.append(f"said: {finding.detail}")
+        if finding.fix:
+            paragraphs.append(f"fix: {finding.fix}")
         print(hanging(prefix, paragraphs, columns, wide + 11))
     print(summary(findings, mode, everything=everything))
 
