@@ -225,7 +225,7 @@ class BlockProbe:
     def program(self) -> Program:
         """The loaded program; ProbeError where there is none."""
         if self._program is None:
-            raise ProbeError("; ".join(self._nothing) if any(self._nothing) else "the block probe is closed")
+            raise ProbeError("; ".join(filter(None, self._nothing)) or "the block probe is closed")
         return self._program
 
     def status(self) -> ProbeStatus:

@@ -28,7 +28,8 @@ Blocks = Literal["", "measuring", "enforcing"]
 class Finding:
     """One named result. `evidence` is what was seen, `fix` what to do, ready to paste where a command does it.
 
-    `detail` quotes what tools said of it, for who looks closer.
+    `detail` quotes what tools said of it, for who looks closer. `because` names the check of which this is a
+    consequence: what mends that mends this.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Finding:
     fix: str = ""
     blocks: Blocks = ""
     detail: str = ""
+    because: str = ""
 
 
 def ok(name: str, evidence: str) -> Finding:
@@ -54,9 +56,9 @@ def unknown(name: str, evidence: str, fix: str = "") -> Finding:
     return Finding(name, Result.UNKNOWN, evidence, fix)
 
 
-def warning(name: str, evidence: str, fix: str, detail: str = "") -> Finding:
+def warning(name: str, evidence: str, fix: str) -> Finding:
     """Works, but worse than it could."""
-    return Finding(name, Result.WARNING, evidence, fix, detail=detail)
+    return Finding(name, Result.WARNING, evidence, fix)
 
 
 def failed(name: str, evidence: str, fix: str, blocks: Blocks) -> Finding:
@@ -89,6 +91,7 @@ def as_json(findings: Iterable[Finding], mode: Mode) -> list[dict[str, Any]]:
             "fix": finding.fix,
             "blocks": finding.blocks,
             "detail": finding.detail,
+            "because": finding.because,
         }
         for finding in findings
     ]
