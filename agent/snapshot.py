@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent.history import History
+from agent.pool import borrowed
 from agent.types import DeviceSignals, DeviceView, JobReport, Loan, Mended, PidTerms, Rearranged, TickReport
 from bpf.samples import ProbeStatus
 
@@ -187,7 +188,7 @@ def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals) -> di
         "need_bytes_per_second": wanted.bytes_per_second if wanted else None,
         "entitlement_ratio": entitlement.share if entitlement else None,
         "regular_ratio": entitlement.regular if entitlement else None,
-        "loan_ratio": entitlement.loan if entitlement else None,
+        "loan_ratio": borrowed(report.decision.pools).get(slot, 0.0 if entitlement else None),
         "loan_iterations_left": _iterations_left(loan, entry),
         "loan_seconds_left": max(0.0, loan.expires_at - report.time) if loan else None,
         "quota_bytes_per_second": report.applied[slot][0] if slot in report.applied else None,
