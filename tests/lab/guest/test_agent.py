@@ -100,7 +100,7 @@ def controlled(request):
 
 
 def starving(rows):
-    """The first 15 iterations of which a quarter starve, the first among them: a single one is over before it is seen."""
+    """The first 15 iterations, from one that starves, of which a quarter do: a single one is over before it is seen."""
     spans = (rows[at : at + 15] for at, row in enumerate(rows[:-15]) if row.starved)
     return next((span for span in spans if sum(row.starved for row in span) >= 4), None)
 
