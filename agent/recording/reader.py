@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -55,22 +57,32 @@ class Moment:
     fresh: frozenset[JobId]
 
 
-def read(path: FilePath, progress: Callable[[int], object] = lambda _: None) -> Iterator[Moment]:
-    """Every pass in the file, in order, up to its end or its first bad frame. Raises RecordingError.
+def read(
+    path: FilePath,
+    progress: Callable[[int], object] = lambda _: None,
+    complain: Callable[[str], object] = lambda _: None,
+) -> Iterator[Moment]:
+    """Every pass in the file, in order, but for those behind a bad frame up to the next start. Raises RecordingError.
 
-    `progress` is told how many bytes have been read.
+    `progress` is told how many bytes have been read, `complain` in one sentence what could not be.
     """
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would be waited for
+            raise RecordingError(f"Recording {str(path)!r} is no regular file; give the path of a recording.")
         file = path.open("rb")
     except OSError as error:
         raise RecordingError(f"Recording {str(path)!r} cannot be read ({error.strerror}); check the path.") from None
     with file:
-        yield from _read(file, str(path), progress)
+        yield from _read(file, str(path), progress, complain)
 
 
-def _read(file: BinaryIO, name: str, progress: Callable[[int], object]) -> Iterator[Moment]:
+def _read(
+    file: BinaryIO, name: str, progress: Callable[[int], object], complain: Callable[[str], object]
+) -> Iterator[Moment]:
     decoder: _Decoder | None = None
-    for kind, contents, end in frames(file):
+    lost: list[tuple[int, int]] = []
+    for kind, contents, end in frames(file, lambda start, end: lost.append((start, end))):
         progress(end)
         try:
             if kind == HEAD:
@@ -83,6 +95,11 @@ def _read(file: BinaryIO, name: str, progress: Callable[[int], object]) -> Itera
             ) from error
     if decoder is None:
         raise RecordingError(f"File {name!r} is no recording of prefetchd; `prefetchd record FILE` makes one.")
+    for start, end in lost:
+        complain(
+            f"Recording {name!r} is damaged from byte {start:,} to {end:,} of {file.seek(0, os.SEEK_END):,}; "
+            "what was recorded there is left out."
+        )
 
 
 def _segment(contents: bytes, name: str) -> Segment:

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -225,6 +226,52 @@ def test_a_torn_recording_is_continued_behind_its_last_good_frame(told, tmp_path
     assert [moments[0].segment.policy, moments[-1].segment.policy] == ["adaptive", "paper"]
     with path.open("rb") as opened:
         assert good_length(opened) == path.stat().st_size
+
+
+def test_what_was_recorded_after_a_damage_is_found_and_kept(told, tmp_path):
+    """Wherever a bit flips in the first run: its passes up to there, all of the second, and a third goes on behind."""
+    path = tmp_path / "damaged.rec"
+    record(path, told[:30])
+    first = path.stat().st_size
+    record(path, told[30:60], config=Config(policy="paper"))
+    whole = path.read_bytes()
+    second = [moment.time for moment in read(path)][30:]
+    for place in random.Random(5).sample(range(first), 40):
+        path.write_bytes(whole[:place] + bytes((whole[place] ^ 0x04,)) + whole[place + 1 :])
+        complaints = []
+        times = [moment.time for moment in read(path, complain=complaints.append)]
+        assert times[-30:] == second
+        assert len(times) < 60
+        assert len(complaints) == 1
+        assert f"to {first:,} of {len(whole):,}; what was recorded there is left out." in complaints[0]
+    damaged = path.read_bytes()
+    before = len(list(read(path)))
+    record(path, told[60:70])
+    assert path.read_bytes()[: len(damaged)] == damaged
+    assert len(list(read(path))) == before + 10
+
+
+def test_a_sound_recording_is_not_complained_of(file):
+    complaints = []
+    assert list(read(file, complain=complaints.append))
+    assert complaints == []
+
+
+@pytest.mark.parametrize("gap", [0, 1, 2**20 - 9, 2**20, 2**20 + 1, 3 * 2**20])
+def test_a_head_is_found_wherever_it_lies(told, tmp_path, gap):
+    path = tmp_path / "far.rec"
+    record(path, told[:3])
+    rest = path.read_bytes()
+    path.write_bytes(rest[:-1] + bytes(gap) + rest)
+    complaints = []
+    assert len(list(read(path, complain=complaints.append))) >= 3
+    assert complaints
+
+
+def test_a_pipe_is_refused_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RecordingError, match="pipe' is no regular file; give the path of a recording"):
+        list(read(tmp_path / "pipe"))
 
 
 def test_a_full_disk_ends_the_recording_not_the_agent(told, tmp_path, caplog):
