@@ -58,15 +58,13 @@ def targets_of(device: str, control: str = CONTROL) -> frozenset[str]:
 
 
 def parse_targets(answer: bytes) -> frozenset[str]:
-    """Return the kinds of target in the answer to DM_TABLE_STATUS; what lies beyond its end is left out. Pure."""
+    """Return the kinds of target in the answer to DM_TABLE_STATUS; one that was cut off or spoilt ends early. Pure."""
     start, count = _HEADER.unpack_from(answer)[4:6]
     found, at = set(), start
-    for _ in range(count):
-        if at + _SPEC.size > len(answer):
-            break
-        _, _, _, following, kind = _SPEC.unpack_from(answer, at)
+    while count and at + _SPEC.size <= len(answer):
+        *_, following, kind = _SPEC.unpack_from(answer, at)
         found.add(kind.partition(b"\0")[0].decode("ascii", "replace"))
-        at = start + following
+        at, count = max(start + following, at + _SPEC.size), count - 1  # never backwards
     return frozenset(found)
 
 
