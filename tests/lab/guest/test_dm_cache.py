@@ -27,10 +27,10 @@ from tests.native import workload
 pytestmark = [pytest.mark.guest, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 COLD, HOT, CONTENDED = 0, 1, 2
-PHASES = [[40.0, 1.0], [50.0, 0.05], [50.0, 1.0]]
+PHASES = [[24.0, 1.0], [38.0, 0.05], [36.0, 1.0]]
 """Seconds, and part of the reads that go to the file that is larger than the cache."""
 STARTS = [sum(length for length, _ in PHASES[:phase]) for phase in range(len(PHASES) + 1)]
-GREEDY_AT, ENFORCED_AT, CAPPED_AT = STARTS[CONTENDED] + 2.0, STARTS[CONTENDED] + 14.0, STARTS[CONTENDED] + 28.0
+GREEDY_AT, ENFORCED_AT, CAPPED_AT = (STARTS[CONTENDED] + seconds for seconds in (1.0, 10.0, 20.0))
 HOT_BYTES, CACHE_BYTES, COLD_BYTES = 16 * MIB, 96 * MIB, 1024 * MIB
 WINDOW_SECONDS = 10.0
 """Time constant over which the agent weighs a job's bytes on its devices."""
@@ -269,8 +269,8 @@ def test_the_shares_of_the_media_follow_where_the_reads_went(seen):
     for error, at, share, truth in off[::10]:
         print(f"{at:.0f} s: {share:.0%} of the bytes on the disk, {truth:.0%} by io.stat ({error:.1%} off)")
     assert max(off)[0] < 0.08
-    hot = [share for at, share, _ in shares(seen) if STARTS[HOT] + 35 < at < STARTS[CONTENDED]]
-    cold = [share for at, share, _ in shares(seen) if 20 < at < STARTS[HOT]]
+    hot = [share for at, share, _ in shares(seen) if STARTS[CONTENDED] - 8 < at < STARTS[CONTENDED]]
+    cold = [share for at, share, _ in shares(seen) if 15 < at < STARTS[HOT]]
     print(f"{min(cold):.0%} to {max(cold):.0%} cold, {min(hot):.0%} to {max(hot):.0%} once the hot part has moved")
     assert min(cold) > 0.8
     assert max(hot) < 0.3
@@ -287,7 +287,7 @@ def shares(seen):
         }
         fast, slow = fast * fade + new[seen.ssd.number], slow * fade + new[seen.hdd.number]
         here = by_medium(look.row)
-        if look.at > 2 * WINDOW_SECONDS and "hdd" in here:
+        if look.at > 1.5 * WINDOW_SECONDS and "hdd" in here:
             yield look.at, here["hdd"]["access_ratio"], slow / (fast + slow)
 
 
