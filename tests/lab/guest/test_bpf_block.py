@@ -290,7 +290,7 @@ def test_a_device_that_is_looked_through_counts_on_the_disks_below(probe, watche
         assert fast.latency_ns + slow.latency_ns <= sum(report.times_ns)
         if probe.status().tier != "tracepoint":
             assert fast.throttle_ns > 0.5e9
-            assert slow.throttle_ns == 0
+            assert slow.throttle_ns < 0.05 * slow.latency_ns
         probe.look_through([])
         after = workload.run(watched, "read", joined.node, MIB, 2)
         assert counters(probe, watched, joined.number).bytes == after.bytes
