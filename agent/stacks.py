@@ -68,10 +68,12 @@ class Stacks:
             return frozenset()
 
     def _announce(self, passed: frozenset[str]) -> None:
-        for device in sorted(passed - self._passed):
-            log.info("mapped device %s joins media: what jobs do there counts on the disks below", device)
-        for device in sorted(self._passed - passed):
-            log.info("mapped device %s is no longer looked through", device)
+        for devices, what in (
+            (passed - self._passed, "lead to disks of both media: what jobs do there counts on the disks"),
+            (self._passed - passed, "count as they stand again"),
+        ):
+            if devices:
+                log.info("mapped devices %s %s", ", ".join(sorted(devices)), what)
 
     def _tell(self) -> None:
         for probe in self._probes:
