@@ -166,7 +166,7 @@ def _quota(row: Row, state: Row) -> Iterator[str]:
     for one in row["devices"]:
         yield f"{one['device']} ({one['medium']}): reads {rate(one['read_bytes_per_second'])}, {_needs(one)}"
         yield f"  {_cap(one, state)}"
-        if one["regular_ratio"] is not None:
+        if one["regular_ratio"] is not None or one["loan_ratio"]:
             yield f"  {_entitled(one)}"
         if one.get("rearrange"):
             yield f"  {_rearranged(one['rearrange'])}"
@@ -230,9 +230,11 @@ def _cap(one: Row, state: Row) -> str:
 
 
 def _entitled(one: Row) -> str:
-    text = f"entitled to {percent(one['regular_ratio'])} of the device"
+    told = [] if one["regular_ratio"] is None else [f"entitled to {percent(one['regular_ratio'])} of the device"]
     if one["loan_ratio"]:
-        text += f" and a loan of {percent(one['loan_ratio'])} from the pool"
+        told.append(f"a loan of {percent(one['loan_ratio'])} from the pool{'' if told else ' runs out'}")
+    text = " and ".join(told)
+    if one["loan_ratio"]:
         if one["loan_iterations_left"] is not None:
             text += f" for {one['loan_iterations_left']} more iterations"
         if one["loan_seconds_left"]:

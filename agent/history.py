@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from agent.pool import borrowed
 from agent.types import JobId, JobReport, Level, TickReport
 
 ROWS = 10
@@ -58,7 +59,7 @@ _Key = tuple[Level | None, tuple[object, ...]]
 def _key(report: TickReport, entry: JobReport, level: Level | None) -> _Key:
     """What makes a new row when it changes; `level` is that of the row before."""
     decision, job = report.decision, entry.job.id
-    lent = {slot[1] for slot, one in decision.entitlements.items() if slot[0] == job and one.loan > 0}
+    lent = {device for borrower, device in borrowed(decision.pools) if borrower == job}
     return _steady_level(entry, level), (
         entry.diagnosis.cause if entry.diagnosis else None,
         frozenset(lent),
@@ -115,7 +116,7 @@ def _device_row(report: TickReport, entry: JobReport, device: str) -> dict[str, 
         "gate_open": decision.gate_open.get(device),
         "need_bytes_per_second": wanted.bytes_per_second if wanted else None,
         "regular_ratio": entitlement.regular if entitlement else None,
-        "loan_ratio": entitlement.loan if entitlement else None,
+        "loan_ratio": borrowed(decision.pools).get(slot, 0.0 if entitlement else None),
         "quota_bytes_per_second": applied[0] if applied else None,
         "quota_ratio": quota.share if quota else None,
         "why": quota.why if quota else None,

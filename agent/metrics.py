@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from agent.pool import borrowed
 from agent.rearrange import Skip
 from agent.rearrange_defragment import Leave
 from agent.rearrange_pay import MoveStop
@@ -152,19 +153,16 @@ def _device_job_families(report: TickReport, jobs: list[JobReport]) -> Families:
     entitled = _gauge("entitlement_ratio", "What the job may use while control is active, as share of the device.",
                       DEVICE_LABELS)  # fmt: skip
     quota = _gauge("quota_bytes_per_second", "Read cap in force; no series while uncapped.", DEVICE_LABELS)
-    loan = _gauge("loan_ratio", "Elastic share on loan to the job.", DEVICE_LABELS)
     for entry in jobs:
         for device, wanted in entry.need.items():
             _set(need, _slot_labels(report, entry, device), wanted.bytes_per_second)
     for (job, device), entitlement in report.decision.entitlements.items():
         if job in report.jobs:
-            labels = _slot_labels(report, report.jobs[job], device)
-            _set(entitled, labels, entitlement.share)
-            _set(loan, labels, entitlement.loan)
+            _set(entitled, _slot_labels(report, report.jobs[job], device), entitlement.share)
     for (job, device), limits in report.applied.items():
         if job in report.jobs:
             _set(quota, _slot_labels(report, report.jobs[job], device), limits[0])
-    yield from (need, entitled, quota, loan)
+    yield from (need, entitled, quota, _loan_family(report))
     for term in ("error", "proportional", "integral", "derivative", "output"):
         family = _gauge(f"pid_{term}", f"Last {term} of the job's controller (error in points, the others relative).",
                         DEVICE_LABELS)  # fmt: skip
@@ -172,6 +170,16 @@ def _device_job_families(report: TickReport, jobs: list[JobReport]) -> Families:
             if job in report.jobs:
                 _set(family, _slot_labels(report, report.jobs[job], device), getattr(terms, term))
         yield family
+
+
+def _loan_family(report: TickReport) -> Metric:
+    """0 for who may borrow and has not."""
+    loan = _gauge("loan_ratio", "Elastic share that the training job has borrowed.", DEVICE_LABELS)
+    held = borrowed(report.decision.pools)
+    for job, device in {**report.decision.entitlements, **held}:
+        if job in report.jobs and report.jobs[job].job.training:
+            _set(loan, _slot_labels(report, report.jobs[job], device), held.get((job, device), 0.0))
+    return loan
 
 
 def _slot_labels(report: TickReport, entry: JobReport, device: str) -> list[str]:
@@ -278,7 +286,9 @@ def _add(
 def _controller_families(report: TickReport) -> Families:
     labels = ("device", "medium")
     capacity = _gauge("pool_capacity_ratio", "Elastic part of the device.", labels)
-    lent = _gauge("pool_lent_ratio", "Elastic share on loan.", labels)
+    lent = _gauge(
+        "pool_lent_ratio", "Elastic share on loan to training jobs; best effort may use the rest meanwhile.", labels
+    )
     gate = _gauge("gate_open", "1 while a victim keeps control active on the device, else 0.", labels)
     rate = _gauge("device_capacity_bytes_per_second", "What the device can do, by operation.", (*labels, "op"))
     for device, pool in report.decision.pools.items():

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.types import Entitlement, JobId, Loan, Medium, PoolState, make
+from agent.types import Entitlement, JobId, Loan, Medium, PoolState, Slot, make
 
 TIGHT_SCORE = 60.0
 """Only a job below this score may borrow (paper, section 3)."""
@@ -91,6 +91,14 @@ def lent_by_job(loans: Iterable[Loan]) -> dict[JobId, float]:
     for loan in loans:
         lent[loan.job] = lent.get(loan.job, 0.0) + loan.share
     return lent
+
+
+def borrowed(pools: Mapping[str, PoolState]) -> dict[Slot, float]:
+    """What each job holds of each device's pool: the parts of `PoolState.lent`, while control is active or not.
+
+    An entitlement's second part is not always that: best effort may use what nobody borrows, until somebody does.
+    """
+    return {(job, device): share for device, pool in pools.items() for job, share in lent_by_job(pool.loans).items()}
 
 
 def run_out(pool: Pool, iterations: Mapping[JobId, int], now: float, settings: PoolSettings) -> tuple[Pool, PoolState]:

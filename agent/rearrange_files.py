@@ -193,20 +193,25 @@ def _is_encrypted(descriptor: int) -> bool:
 
 
 def missing_bytes(descriptor: int, offset: int, length: int) -> int:
-    """How much of a part of a file is not in the page cache (mincore(2)); all of it where that cannot be told."""
+    """How much of a part of a file is not in the page cache; all of it where that cannot be told."""
+    pages = cached_pages(descriptor, offset, length)
+    return length if pages is None else min(length, pages.count(False) * mmap.PAGESIZE)
+
+
+def cached_pages(descriptor: int, offset: int, length: int) -> tuple[bool, ...] | None:
+    """Which pages of a part of a file are in the page cache (mincore(2)); None where that cannot be told."""
     start = offset // mmap.PAGESIZE * mmap.PAGESIZE
     span = offset + length - start
     address = _libc.mmap(None, span, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, start)
     if address in (None, ctypes.c_void_p(-1).value):
-        return length
+        return None
     try:
         seen = ctypes.create_string_buffer(-(-span // mmap.PAGESIZE))
         if _libc.mincore(address, span, seen):
-            return length
+            return None
     finally:
         _libc.munmap(address, span)
-    absent = sum(not page & 1 for page in seen.raw[: -(-span // mmap.PAGESIZE)])
-    return min(length, absent * mmap.PAGESIZE)
+    return tuple(page & 1 == 1 for page in seen.raw[: -(-span // mmap.PAGESIZE)])
 
 
 def ask_for(descriptor: int, offset: int, length: int) -> None:

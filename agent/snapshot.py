@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from agent.history import History
+from agent.pool import borrowed
 from agent.types import DeviceSignals, DeviceView, JobReport, Loan, Mended, PidTerms, Rearranged, TickReport
+from bpf.samples import ProbeStatus
 
 
 def snapshot(report: TickReport, history: History | None = None) -> dict[str, Any]:
@@ -30,10 +32,7 @@ def snapshot(report: TickReport, history: History | None = None) -> dict[str, An
         "jobs": jobs,
         "neighbours": [_neighbour_row(report, entry) for entry in report.jobs.values() if not entry.job.training],
         "devices": [_pool_row(report, view) for view in report.devices.values()],
-        "probes": [
-            {"name": probe.name, "state": probe.state, "why": probe.why, "tier": probe.tier, "lost": probe.lost_events}
-            for probe in report.probes
-        ],
+        "probes": [probe_row(probe) for probe in report.probes],
         "violations": report.violations,
         "notes": [*report.notes, *report.decision.notes],
         "rearrange": {
@@ -46,6 +45,18 @@ def snapshot(report: TickReport, history: History | None = None) -> dict[str, An
                 "stops": dict(report.rearrange.mend_stops),
             },
         },
+    }
+
+
+def probe_row(status: ProbeStatus) -> dict[str, Any]:
+    """How a probe stands; `detail` quotes compiler and kernel where they refused something."""
+    return {
+        "name": status.name,
+        "state": status.state,
+        "why": status.why,
+        "detail": status.detail,
+        "tier": status.tier,
+        "lost": status.lost_events,
     }
 
 
@@ -177,7 +188,7 @@ def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals) -> di
         "need_bytes_per_second": wanted.bytes_per_second if wanted else None,
         "entitlement_ratio": entitlement.share if entitlement else None,
         "regular_ratio": entitlement.regular if entitlement else None,
-        "loan_ratio": entitlement.loan if entitlement else None,
+        "loan_ratio": borrowed(report.decision.pools).get(slot, 0.0 if entitlement else None),
         "loan_iterations_left": _iterations_left(loan, entry),
         "loan_seconds_left": max(0.0, loan.expires_at - report.time) if loan else None,
         "quota_bytes_per_second": report.applied[slot][0] if slot in report.applied else None,

@@ -27,6 +27,7 @@ from bpf.decode import (
     places_taken,
 )
 from bpf.loader import HISTOGRAM_HEADER, MEMORY_HEADER, TYPED_HEADER, Loader, ProbeError, Program
+from bpf.reasons import Reason, failed, partly
 from bpf.samples import ProbeState, ProbeStatus, Sample
 
 SOURCE = Path(__file__).with_name("block.c")
@@ -140,12 +141,13 @@ class BlockProbe:
         self._next_generation_ns = self._read_ns = 0
         self._tier = ""
         self._refusals: list[str] = []
+        self._nothing = Reason()
         try:
             macros = self._macros(loader)
-            if not self._open(loader, macros | {"TYPED": 1}, devices, tiers):
-                self._open(loader, macros | {"TYPED": 0}, devices, tiers)
+            if not any(self._open(loader, macros | {"TYPED": typed}, devices, tiers) for typed in (1, 0)):
+                raise ProbeError(f"no tier of {', '.join(tiers) or 'none'} works here")  # noqa: TRY301 - closes too
         except (ProbeError, BtfError) as error:
-            self._refusals.append(str(error))
+            self._nothing = failed(error, self._refusals)
             self.close()
 
     def _open(
@@ -223,28 +225,24 @@ class BlockProbe:
             else:
                 self._tier = tier
                 return True
-        self._refusals.append(f"no tier of {', '.join(tiers)} works here")
         return False
 
     @property
     def program(self) -> Program:
         """The loaded program; ProbeError where there is none."""
         if self._program is None:
-            raise ProbeError("; ".join(self._refusals) or "the block probe is closed")
+            raise ProbeError("; ".join(filter(None, self._nothing)) or "the block probe is closed")
         return self._program
 
     def status(self) -> ProbeStatus:
         """Attached where blk-throttle's wait is seen, degraded where only tracepoints are."""
-        why = "; ".join(self._refusals)
         if not self._tier:
-            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, why)
-        lost = sum(self.losses().values())
-        state = ProbeState.ATTACHED
+            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._nothing.why, detail=self._nothing.detail)
+        state, (why, detail) = ProbeState.ATTACHED, Reason()
         if self._tier == "tracepoint":
-            state, why = ProbeState.DEGRADED, f"the wait in blk-throttle is unknown: {why or 'asked for'}"
-        else:
-            why = ""
-        return ProbeStatus(self.name, state, why, self._tier, lost, self._fill_ratio())
+            state, (why, detail) = ProbeState.DEGRADED, partly("the wait in blk-throttle is unknown", self._refusals)
+        lost = sum(self.losses().values())
+        return ProbeStatus(self.name, state, why, self._tier, lost, self._fill_ratio(), detail)
 
     def losses(self) -> dict[str, int]:
         """Bios that were not recorded for want of room, and those that counted without a time."""

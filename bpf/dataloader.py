@@ -22,6 +22,7 @@ from bpf.decode import Records
 from bpf.elf import ElfError, find_symbols
 from bpf.loader import MEMORY_HEADER, Loader, ProbeError, Program
 from bpf.owners import OWNER_HEADER, Owners
+from bpf.reasons import Reason, failed, partly
 from bpf.samples import ProbeState, ProbeStatus, Sample
 
 SOURCE = Path(__file__).with_name("dataloader.c")
@@ -67,6 +68,7 @@ The one that begins a span comes last, so that no span is seen to begin whose en
 """
 
 _MAX_LIBRARIES = 16
+_PIPES_ONLY = "stalls are seen on the pipes only"
 _LOOKS_PER_READ = 8
 _LOOK_AGAIN_NS = tuple(500_000_000 << n for n in range(10))
 """A process shows itself when Python starts; PyTorch comes seconds later, from slow storage minutes."""
@@ -108,9 +110,9 @@ class DataLoaderProbe:
         self._program: Program | None = None
         self._owners: Owners | None = None
         self._dropped: Records = np.zeros(2, np.uint64)
-        self._why = ""
+        self._nothing = Reason()
         self._hooks = hooks
-        self._no_hooks_why = "" if hooks else "not asked for"
+        self._no_hooks = Reason() if hooks else partly(_PIPES_ONLY, ())
         self._libraries: dict[tuple[str, int], list[str]] = {}
         self._candidates: dict[int, _Candidate] = {}
         self._looked_into: set[int] = set()
@@ -120,7 +122,7 @@ class DataLoaderProbe:
         try:
             self._start(loader, limits)
         except (ProbeError, BtfError) as error:
-            self._why = str(error)
+            self._nothing = failed(error)
             self.close()
 
     def _start(self, loader: Loader, limits: Limits) -> None:
@@ -149,11 +151,11 @@ class DataLoaderProbe:
     def status(self) -> ProbeStatus:
         """Attached with the hooks or where none was needed yet, degraded where only the pipes are seen."""
         if self._program is None:
-            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._why)
+            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._nothing.why, detail=self._nothing.detail)
         lost = int(self._dropped.sum())
-        if self._no_hooks_why:
-            why = f"stalls are seen on the pipes only: {self._no_hooks_why}"
-            return ProbeStatus(self.name, ProbeState.DEGRADED, why, "pipes", lost)
+        why, detail = self._no_hooks
+        if why:
+            return ProbeStatus(self.name, ProbeState.DEGRADED, why, "pipes", lost, detail=detail)
         return ProbeStatus(self.name, ProbeState.ATTACHED, tier="pipes and hooks", lost_events=lost)
 
     def manage(self, cgroup_ids: Collection[int]) -> None:
@@ -166,7 +168,7 @@ class DataLoaderProbe:
             try:
                 self._attach(self._program)
             except ProbeError as error:
-                self._why = str(error)
+                self._nothing = failed(error)
                 self.close()
                 return
         elif before and not self._owners.ids:
@@ -271,16 +273,16 @@ class DataLoaderProbe:
 
     def _attach_hooks(self, program: Program, library: Path) -> list[str]:
         """Attach to one copy of the library; without success the pipes still tell."""
-        before, failed = program.attached, False
+        before, refused = program.attached, False
         try:
             with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as image:
                 symbols = find_symbols(image, _HOOKS)
             for prefix, function in _HOOKS.items():
                 program.attach_uprobe(library, symbols.get(prefix, prefix), function)
         except (ProbeError, ElfError, OSError) as error:
-            self._no_hooks_why, failed = str(error), True
+            self._no_hooks, refused = partly(_PIPES_ONLY, [str(error)]), True
         attached = [target for target in program.attached if target not in before]
-        if not failed:
+        if not refused:
             return attached
         for target in attached:
             program.detach(target)
@@ -292,7 +294,8 @@ class DataLoaderProbe:
         if self._program is not None:
             self._program.close()
             self._program = self._owners = None
-            self._why = self._why or "closed"
+            if not self._nothing.why:
+                self._nothing = Reason("closed")
 
 
 def _attach_tracepoint(program: Program, tracepoint: str) -> None:

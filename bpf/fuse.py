@@ -13,6 +13,7 @@ from bpf.decode import decode_fuse
 from bpf.loader import HISTOGRAM_HEADER, MEMORY_HEADER, Loader, ProbeError, Program
 from bpf.mount_probe import MountProbe, parse_mounts
 from bpf.owners import OWNER_HEADER
+from bpf.reasons import Reason, partly
 from bpf.samples import FUSE_OPS, FuseKey, Sample
 
 SOURCE = Path(__file__).with_name("fuse.c")
@@ -55,23 +56,22 @@ class FuseProbe(MountProbe):
         macros = {"MAX_SERVERS": _SERVERS, **btf.offsets(_FIELDS)}
         program = self._load(SOURCE, macros, [MEMORY_HEADER, HISTOGRAM_HEADER, OWNER_HEADER])
         ladder: dict[str, Callable[[Program], None]] = {"kprobe": _attach_kprobe, "tracepoint": _attach_tracepoints}
-        refusals: list[str] = []
         for tier in (name for name in TIERS if name in self._tiers):
             try:
                 ladder[tier](program)
             except ProbeError as error:
-                refusals.append(str(error))
+                self._refusals.append(str(error))
                 program.detach_all()
             else:
-                self._tier, self._why = tier, "; ".join(refusals)
+                self._tier = tier
                 return
-        raise ProbeError("; ".join([*refusals, f"no tier of {', '.join(self._tiers) or 'none'} works here"]))
+        raise ProbeError(f"no tier of {', '.join(self._tiers) or 'none'} works here")
 
-    def _unseen(self) -> str:
+    def _unseen(self) -> Reason:
         """From the queue on is not from the start."""
         if self._tier != "tracepoint":
-            return ""
-        return f"the wait of background requests for their turn is unknown: {self._why or 'asked for'}"
+            return Reason()
+        return partly("the wait of background requests for their turn is unknown", self._refusals)
 
     def read(self, now_ns: int) -> Sample:
         """The counters as they stand."""

@@ -36,6 +36,10 @@ class ProbeError(RuntimeError):
     """A program cannot be compiled, loaded or attached here; the message is one sentence."""
 
 
+class RefusedError(ProbeError):
+    """The compiler or the kernel refuses a program; the message quotes what they said."""
+
+
 class Loader:
     """Compiles program files for the running kernel.
 
@@ -74,7 +78,7 @@ class Loader:
             try:
                 bpf = _bcc_module()(text=text.encode(), cflags=flags)
             except Exception as error:  # bcc raises bare Exception
-                raise ProbeError(f"cannot compile {source.name}: {caught.reason() or error}") from error
+                raise RefusedError(f"cannot compile {source.name}: {caught.reason() or error}") from error
         program = Program(bpf, source.name, self)
         self._programs.append(program)
         return program
@@ -264,7 +268,7 @@ class Program:
             try:
                 attach()
             except Exception as error:  # bcc raises bare Exception
-                raise ProbeError(f"cannot attach {self._name} to {target}: {caught.reason() or error}") from error
+                raise RefusedError(f"cannot attach {self._name} to {target}: {caught.reason() or error}") from error
         self._detach[target], self._attached_by[target] = detach, attach
 
     def detach(self, target: str) -> None:
@@ -312,7 +316,7 @@ class Program:
         try:
             view = mmap.mmap(self.map_fd(name), pages, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except OSError as error:
-            raise ProbeError(f"cannot map {name} of {self._name} into memory: {error.strerror}") from error
+            raise RefusedError(f"cannot map {name} of {self._name} into memory: {error.strerror}") from error
         self._views.append(view)
         return view
 

@@ -15,6 +15,7 @@ from bpf.btf import BtfError
 from bpf.decode import device_name
 from bpf.loader import Loader, Macros, ProbeError, Program
 from bpf.owners import Owners
+from bpf.reasons import Reason, failed
 from bpf.samples import ProbeState, ProbeStatus
 
 MOUNTINFO = Path("/proc/self/mountinfo")
@@ -44,7 +45,9 @@ class MountProbe(ABC):
         self._program: Program | None = None
         self._owners: Owners | None = None
         self._wanted: frozenset[int] = frozenset()
-        self._tier = self._why = ""
+        self._tier = ""
+        self._refusals: list[str] = []
+        self._nothing = Reason()
         self._broken = self._closed = False
         self._next_look_ns = 0
         self._mounts: dict[str, str] = {}
@@ -62,18 +65,18 @@ class MountProbe(ABC):
     def _names(self, lines: Iterable[str]) -> Mapping[str, str]:
         """What the mounts of a mountinfo file are called, by `maj:min`."""
 
-    def _unseen(self) -> str:
+    def _unseen(self) -> Reason:
         """What the tier that is attached does not see."""
-        return ""
+        return Reason()
 
     def _try(self) -> None:
         """Attach if the file system is there; what fails although it is will not get better."""
         try:
-            self._why = self._missing()
-            if not self._why:
+            self._nothing = Reason(self._missing())
+            if not self._nothing.why:
                 self._attach()
         except (ProbeError, BtfError) as error:
-            self._why, self._broken = str(error), True
+            self._nothing, self._broken = failed(error, self._refusals), True
             self._drop()
 
     def _load(self, source: Path, macros: Macros, shared: Sequence[Path]) -> Program:
@@ -86,12 +89,12 @@ class MountProbe(ABC):
     def status(self) -> ProbeStatus:
         """Unavailable with the reason, degraded where the tier leaves something out, else attached."""
         if self._program is None:
-            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._why)
-        unseen = self._unseen()
-        state = ProbeState.DEGRADED if unseen else ProbeState.ATTACHED
+            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._nothing.why, detail=self._nothing.detail)
+        why, detail = self._unseen()
+        state = ProbeState.DEGRADED if why else ProbeState.ATTACHED
         lost = int(self._program.map(f"{self.name}_lost")[0].value)
         fill = len(self._program.map(f"{self.name}_calls")) / _SLOTS
-        return ProbeStatus(self.name, state, unseen, self._tier, lost, fill)
+        return ProbeStatus(self.name, state, why, self._tier, lost, fill, detail)
 
     def manage(self, cgroup_ids: Collection[int]) -> None:
         """Count these cgroups and what is below them, and no others."""
@@ -127,7 +130,9 @@ class MountProbe(ABC):
 
     def close(self) -> None:
         """Detach and free."""
-        self._closed, self._why = True, self._why or "closed"
+        self._closed = True
+        if not self._nothing.why:
+            self._nothing = Reason("closed")
         self._drop()
 
 

@@ -18,6 +18,7 @@ from bpf.btf import BtfError
 from bpf.decode import decode_object
 from bpf.loader import HISTOGRAM_HEADER, MEMORY_HEADER, Loader, ProbeError, Program
 from bpf.owners import OWNER_HEADER, Owners
+from bpf.reasons import Reason, failed
 from bpf.samples import ObjectCounters, ObjectKey, ProbeState, ProbeStatus, Sample
 
 SOURCE = Path(__file__).with_name("object_store.c")
@@ -60,6 +61,7 @@ class ObjectStoreProbe:
         self._owners: Owners | None = None
         self._tier = ""
         self._refusals: list[str] = []
+        self._nothing = Reason()
         macros = {"MAX_SLOTS": _SLOTS, "MAX_CONNECTIONS": _CONNECTIONS, "MAX_PEERS": _PEERS}
         try:
             macros |= loader.btf.offsets(_FIELDS)
@@ -68,7 +70,7 @@ class ObjectStoreProbe:
             self._watch(self._program.map("peers"), peers, tls_ports)
             self._climb(self._program, tiers)
         except (ProbeError, BtfError) as error:
-            self._refusals.append(str(error))
+            self._nothing = failed(error, self._refusals)
             self._drop()
 
     @staticmethod
@@ -100,7 +102,7 @@ class ObjectStoreProbe:
     def status(self) -> ProbeStatus:
         """Attached in any tier: all see the same."""
         if self._program is None:
-            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, "; ".join(self._refusals))
+            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._nothing.why, detail=self._nothing.detail)
         lost = int(self._program.map("objects_lost")[0].value)
         fill = max(len(self._program.map("objects")) / _SLOTS, len(self._program.map("connections")) / _CONNECTIONS)
         return ProbeStatus(self.name, ProbeState.ATTACHED, "", self._tier, lost, fill)

@@ -14,6 +14,7 @@ from pathlib import Path
 from bpf.btf import BtfError
 from bpf.loader import MEMORY_HEADER, Loader, Macros, ProbeError, Program
 from bpf.owners import OWNER_HEADER, Owners
+from bpf.reasons import Reason, failed, partly
 from bpf.samples import CacheCounters, ProbeState, ProbeStatus, Sample
 
 SOURCE = Path(__file__).with_name("page_cache.c")
@@ -44,13 +45,14 @@ class PageCacheProbe:
         self._owners: Owners | None = None
         self._tier = ""
         self._refusals: list[str] = []
+        self._nothing = Reason()
         self._unseen: list[str] = []
         try:
             self._program = loader.load(SOURCE, _macros(loader), shared=[MEMORY_HEADER, OWNER_HEADER])
             self._owners = Owners(self._program)
             self._climb(self._program, tiers)
         except (ProbeError, BtfError) as error:
-            self._refusals.append(str(error))
+            self._nothing = failed(error, self._refusals)
             self._drop()
 
     def _climb(self, program: Program, tiers: Collection[str]) -> None:
@@ -86,13 +88,15 @@ class PageCacheProbe:
 
     def status(self) -> ProbeStatus:
         """Attached where all reads are seen, degraded where only system calls are."""
-        why = "; ".join(self._refusals)
         if self._program is None:
-            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, why)
-        state = ProbeState.DEGRADED if self._unseen else ProbeState.ATTACHED
-        why = f"reads by {', '.join(self._unseen)} are not seen: {why or 'asked for'}" if self._unseen else ""
+            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._nothing.why, detail=self._nothing.detail)
+        state, (why, detail) = ProbeState.ATTACHED, Reason()
+        if self._unseen:
+            meaning = f"reads by {', '.join(self._unseen)} are not seen"
+            state, (why, detail) = ProbeState.DEGRADED, partly(meaning, self._refusals)
         lost = int(self._program.map("cache_lost")[0].value)
-        return ProbeStatus(self.name, state, why, self._tier, lost, len(self._program.map("caches")) / _CGROUPS)
+        fill = len(self._program.map("caches")) / _CGROUPS
+        return ProbeStatus(self.name, state, why, self._tier, lost, fill, detail)
 
     def manage(self, cgroup_ids: Collection[int]) -> None:
         """Count these cgroups and what is below them, and no others."""

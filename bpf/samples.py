@@ -27,7 +27,10 @@ class ProbeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeStatus:
-    """The state of one probe, with the reason wherever it is not plainly attached."""
+    """The state of one probe, with the reason wherever it is not plainly attached.
+
+    `why` is one clause on what is not seen; `detail` quotes what the compiler and the kernel said of each attempt.
+    """
 
     name: str
     state: ProbeState
@@ -35,6 +38,7 @@ class ProbeStatus:
     tier: str = ""
     lost_events: int = 0
     map_fill_ratio: float | None = None
+    detail: str = ""
 
 
 class BlockKey(NamedTuple):

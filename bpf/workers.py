@@ -15,6 +15,7 @@ from pathlib import Path
 from bpf.btf import BtfError
 from bpf.loader import MEMORY_HEADER, Loader, Macros, ProbeError, Program
 from bpf.owners import OWNER_HEADER, Owners
+from bpf.reasons import Reason, failed, partly
 from bpf.samples import ProbeState, ProbeStatus, Sample, WorkerTime
 
 SOURCE = Path(__file__).with_name("workers.c")
@@ -78,6 +79,7 @@ _REGISTERS = {
 _QUEUED = "task_struct.sched_info.run_delay"
 """Present with CONFIG_SCHED_INFO, that is with task delay accounting or scheduler statistics."""
 
+_GUESSED = "what workers wait for is guessed"
 _MISSED = ("arrivals", "departures", "wakeups")
 _MAX_CGROUPS = 4096
 _MAX_WORKERS = 16384
@@ -95,12 +97,12 @@ class WorkersProbe:
         self._program: Program | None = None
         self._owners: Owners | None = None
         self._proc_root = proc_root
-        self._why = ""
+        self._nothing = self._guessed = Reason()
         try:
             self._program = self._climb(loader, calls=calls)
             self._owners = Owners(self._program)
         except (ProbeError, BtfError) as error:
-            self._why = str(error)
+            self._nothing = failed(error, [self._guessed.detail] if self._guessed.detail else ())
 
     def _climb(self, loader: Loader, *, calls: bool) -> Program:
         """The program that looks at system calls, else the one that does not; tried by attaching it once."""
@@ -109,20 +111,20 @@ class WorkersProbe:
             try:
                 return _load(loader, loader.btf.offsets(_REGISTERS[machine]) | _NUMBERS[machine])
             except (ProbeError, BtfError) as error:
-                self._why = str(error)
+                self._guessed = partly(_GUESSED, [str(error)])
         else:
-            self._why = f"the system calls of {machine} are not known" if calls else "not asked for"
+            self._guessed = partly(_GUESSED, [f"the system calls of {machine} are not known"] if calls else ())
         return _load(loader, {})
 
     def status(self) -> ProbeStatus:
         """Attached, degraded where system calls cannot be looked at, or unavailable."""
         if self._program is None:
-            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._why)
+            return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._nothing.why, detail=self._nothing.detail)
         missed = self.missed()
         lost = missed["departures"]
-        if self._why:
-            why = f"what workers wait for is guessed: {self._why}"
-            return ProbeStatus(self.name, ProbeState.DEGRADED, why, lost_events=lost)
+        why, detail = self._guessed
+        if why:
+            return ProbeStatus(self.name, ProbeState.DEGRADED, why, lost_events=lost, detail=detail)
         return ProbeStatus(self.name, ProbeState.ATTACHED, lost_events=lost)
 
     def missed(self) -> dict[str, int]:
@@ -177,7 +179,8 @@ class WorkersProbe:
         if self._program is not None:
             self._program.close()
             self._program = self._owners = None
-            self._why = self._why or "closed"
+            if not self._nothing.why:
+                self._nothing = Reason("closed")
 
 
 def _load(loader: Loader, known: Macros) -> Program:

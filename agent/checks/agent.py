@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agent.checks.finding import Finding, note, ok, warning
+from agent.checks.finding import Finding, Result, note, ok, warning
 
 
-def check(state: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Judge what `/state` says; None means that no agent answers."""
+def check(state: Mapping[str, Any] | None, *, runs: bool, kprobes: bool) -> Iterator[Finding]:
+    """Judge what `/state` says, None where no agent answers; `runs`: one holds this node's lock all the same."""
     if state is None:
-        yield note("agent.answers", "no agent answers; start one with `prefetchd run`")
+        fix = "Give the --address or --config that it was started with; its log says where it answers."
+        if runs:
+            yield warning("agent.answers", "an agent runs on this node, but does not answer at this address", fix)
+        else:
+            yield note("agent.answers", "no agent answers; start one with `prefetchd run`")
         return
     jobs = len(state.get("jobs", ()))
     evidence = f"policy {state.get('policy')} in mode {state.get('mode')}, {jobs} training job(s)"
     yield ok("agent.answers", evidence)
     for probe in state.get("probes", ()):
-        yield probe_finding(probe)
+        yield probe_finding(probe, kprobes=kprobes)
     yield _conflicts(state)
     problem = (state.get("rearrange") or {}).get("problem")
     if problem:
@@ -30,17 +34,20 @@ def check(state: Mapping[str, Any] | None) -> Iterator[Finding]:
         yield note("agent.note", str(text))
 
 
-def probe_finding(probe: Mapping[str, Any]) -> Finding:
-    """What the status of one probe (name, state, why, tier, lost) means."""
+def probe_finding(probe: Mapping[str, Any], *, kprobes: bool) -> Finding:
+    """What the status of one probe (name, state, why, detail, tier, lost) means on a kernel with or without kprobes."""
     name = f"probe.{probe.get('name')}"
     how = f" ({probe['tier']})" if probe.get("tier") else ""
     lost = f", {probe['lost']} events lost" if probe.get("lost") else ""
     if probe.get("state") == "attached":
         return ok(name, f"attached{how}{lost}")
     if "module is not loaded" in str(probe.get("why")):
-        return note(name, f"{probe.get('state')}: {probe['why']}; it attaches by itself when that changes")
+        evidence = f"{probe.get('state')}: {probe['why']}; it attaches by itself when that changes"
+        return Finding(name, Result.NOTE, evidence, because="remote.nfs" if probe.get("name") == "nfs" else "")
     fix = "The checks under kernel.* and remote.* name what is missing."
-    return warning(name, f"{probe.get('state')}{how}: {probe.get('why') or 'no reason given'}{lost}", fix)
+    because = "kernel.kprobes" if probe.get("tier") == "tracepoint" and not kprobes else ""
+    evidence = f"{probe.get('state')}{how}: {probe.get('why') or 'no reason given'}{lost}"
+    return Finding(name, Result.WARNING, evidence, fix, detail=str(probe.get("detail") or ""), because=because)
 
 
 def _conflicts(state: Mapping[str, Any]) -> Finding:

@@ -96,13 +96,18 @@ def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
     archive.addfile(member, io.BytesIO(content))
 
 
+def _line(finding: Finding) -> str:
+    said = f" ({finding.detail})" if finding.detail else ""
+    return f"{finding.result:8} {finding.name}: {finding.evidence}{said}\n"
+
+
 def _members(
     findings: Sequence[Finding], mode: Mode, config: Config, client: AgentClient | None
 ) -> Iterator[tuple[str, str]]:
     host = this_host()
     yield "README.txt", README
     yield "doctor.json", mask(json.dumps(as_json(findings, mode), indent=1))
-    yield "doctor.txt", mask("\n".join(f"{one.result:8} {one.name}: {one.evidence}" for one in findings) + "\n")
+    yield "doctor.txt", mask("".join(_line(one) for one in findings))
     yield "config.json", mask(json.dumps(msgspec.to_builtins(config, enc_hook=float), indent=1))
     if client is not None:
         for name, where in (("state.json", "/state"), ("metrics.txt", "/metrics")):

@@ -26,13 +26,19 @@ Blocks = Literal["", "measuring", "enforcing"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One named result. `evidence` is what was seen, `fix` what to do, ready to paste where a command does it."""
+    """One named result. `evidence` is what was seen, `fix` what to do, ready to paste where a command does it.
+
+    `detail` quotes what tools said of it, for who looks closer. `because` names the check of which this is a
+    consequence: what mends that mends this.
+    """
 
     name: str
     result: Result
     evidence: str
     fix: str = ""
     blocks: Blocks = ""
+    detail: str = ""
+    because: str = ""
 
 
 def ok(name: str, evidence: str) -> Finding:
@@ -84,6 +90,8 @@ def as_json(findings: Iterable[Finding], mode: Mode) -> list[dict[str, Any]]:
             "evidence": finding.evidence,
             "fix": finding.fix,
             "blocks": finding.blocks,
+            "detail": finding.detail,
+            "because": finding.because,
         }
         for finding in findings
     ]

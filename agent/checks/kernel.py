@@ -58,10 +58,15 @@ def gather(host: Host) -> KernelFacts:
         headers=_headers(host),
         trace_folder=any(host.exists(folder) for folder in TRACE_FOLDERS),
         events=_events(host),
-        kprobes=host.exists(KPROBE_SOURCE),
+        kprobes=has_kprobes(host),
         lockdown=host.read(LOCKDOWN),
         config=kernel_config(host, release),
     )
+
+
+def has_kprobes(host: Host) -> bool:
+    """Whether the kernel can make kprobes."""
+    return host.exists(KPROBE_SOURCE)
 
 
 def _headers(host: Host) -> str | None:

@@ -21,15 +21,18 @@ def run_checks(host: Host, config: Config, answer: Mapping[str, Any] | None) -> 
     A subject that cannot be checked (a file that vanished, a right that is missing) gives one `unknown` finding and
     leaves the others alone.
     """
+    answers = answer is not None
     subjects: dict[str, Callable[[], Iterable[Finding]]] = {
         "runtime": lambda: runtime.check(runtime.gather(host)),
         "kernel": lambda: kernel.check(kernel.gather(host)),
-        "cgroup": lambda: cgroups.check(cgroups.gather(host, config), agent_runs=answer is not None),
+        "cgroup": lambda: cgroups.check(
+            cgroups.gather(host, config), agent_runs=answers or state.is_held(host, config)
+        ),
         "device": lambda: devices.check(devices.gather(host, config)),
         "host": lambda: pressure.check(pressure.gather(host)),
         "remote": lambda: remote.check(remote.gather(host)),
-        "state": lambda: state.check(state.gather(host, config)),
-        "agent": lambda: agent_checks.check(answer),
+        "state": lambda: state.check(state.gather(host, config), answers=answers),
+        "agent": lambda: agent_checks.check(answer, runs=state.is_held(host, config), kprobes=kernel.has_kprobes(host)),
     }
     findings: list[Finding] = []
     for name, subject in subjects.items():

@@ -85,11 +85,16 @@ def _answers(listen: str) -> bool:
     return False
 
 
-def check(facts: StateFacts) -> Iterator[Finding]:
-    """Judge the facts."""
+def is_held(host: Host, config: Config) -> bool:
+    """Whether an agent holds the lock of this configuration's state directory, as far as that can be seen."""
+    return lock_holder(host.at(config.enforcement.state_directory) / "lock")[0] is not None
+
+
+def check(facts: StateFacts, *, answers: bool) -> Iterator[Finding]:
+    """Judge the facts; `answers`: an agent was asked for its state, and told it."""
     yield _directory(facts)
-    yield _instance(facts)
-    yield _address(facts)
+    yield _instance(facts, answers=answers)
+    yield _address(facts, answers=answers)
     yield _switch(facts)
 
 
@@ -104,19 +109,21 @@ def _directory(facts: StateFacts) -> Finding:
     return ok("state.directory", f"{evidence} for {facts.directory}")
 
 
-def _instance(facts: StateFacts) -> Finding:
+def _instance(facts: StateFacts, *, answers: bool) -> Finding:
     if not facts.lock_readable:
         return unknown("state.instance", f"{facts.directory}/lock cannot be read", "Run the doctor as root.")
+    if facts.holder is None and answers:
+        fix = "Give the doctor the --config of that agent: what it says of this configuration is not about that one."
+        return note("state.instance", f"an agent answers that keeps its state elsewhere than in {facts.directory}", fix)
     if facts.holder is None:
         return ok("state.instance", "no agent runs on this node")
     if facts.holder < 0 or not facts.holder_alive:
-        evidence = f"{facts.directory}/lock is held by a process that is not visible from here"
-        return note("state.instance", evidence, "An agent runs, probably in a container; a second one will not start.")
-    return note("state.instance", f"an agent runs as process {facts.holder}; a second one will not start")
+        return ok("state.instance", f"an agent holds {facts.directory}/lock from elsewhere, probably a container")
+    return ok("state.instance", f"an agent runs as process {facts.holder}")
 
 
-def _address(facts: StateFacts) -> Finding:
-    if facts.address_taken and facts.holder is None and facts.lock_readable:
+def _address(facts: StateFacts, *, answers: bool) -> Finding:
+    if facts.address_taken and not answers and facts.holder is None and facts.lock_readable:
         evidence = f"something else answers at {facts.listen}"
         return failed("state.address", evidence, f"ss -ltnp 'sport = :{facts.listen.rpartition(':')[2]}' shows who; or "
                       "choose another metrics.listen.", "measuring")  # fmt: skip

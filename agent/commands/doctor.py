@@ -7,20 +7,22 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from agent.checks.agent import probe_finding
 from agent.checks.bundle import write_bundle
-from agent.checks.finding import Finding, as_json, matters, severity, unknown
+from agent.checks.finding import Finding, Result, as_json, matters, severity, unknown
 from agent.checks.host import this_host
+from agent.checks.kernel import has_kprobes
 from agent.checks.run import run_checks
 from agent.client import AgentUnreachable
 from agent.commands import options
 from agent.commands.terminal import colours_wanted, hanging, paint, text_columns
 from agent.config import Config, Mode
+from agent.snapshot import probe_row
 from cgroup.hierarchy import detect_hierarchy
 
 EPILOG = """\
@@ -65,9 +67,13 @@ def main(args: argparse.Namespace) -> int:
         answer = client.state()
     except AgentUnreachable:
         answer = None
-    findings = run_checks(this_host(), config, answer)
+    host = this_host()
+    findings = run_checks(host, config, answer)
     if args.attach:
-        findings = (*(one for one in findings if not one.name.startswith("probe.")), *attached(config))
+        findings = (
+            *(one for one in findings if not one.name.startswith("probe.")),
+            *attached(config, kprobes=has_kprobes(host)),
+        )
     if args.json:
         print(json.dumps(document(findings, mode), indent=1))
     else:
@@ -78,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
     return exit_status(findings, mode, strict=args.strict)
 
 
-def attached(config: Config) -> tuple[Finding, ...]:
+def attached(config: Config, *, kprobes: bool) -> tuple[Finding, ...]:
     """Compile and attach every BPF program, ask it how it is, and take it off again: some seconds and 150 MB."""
     if os.geteuid() != 0:
         return (
@@ -93,10 +99,7 @@ def attached(config: Config) -> tuple[Finding, ...]:
         for probe in probes:
             stack.callback(probe.close)
         states = [probe.status() for probe in probes]
-    return tuple(
-        probe_finding({"name": one.name, "state": one.state, "why": one.why, "tier": one.tier, "lost": one.lost_events})
-        for one in states
-    )
+    return tuple(probe_finding(probe_row(one), kprobes=kprobes) for one in states)
 
 
 def document(findings: Sequence[Finding], mode: Mode) -> Mapping[str, Any]:
@@ -115,25 +118,46 @@ def exit_status(findings: Sequence[Finding], mode: Mode, *, strict: bool) -> int
 
 
 def show(findings: Sequence[Finding], mode: Mode, *, everything: bool) -> None:
-    """Print the worst first, each with its fix, then what that means for this node."""
+    """Print the worst first, each with its fix, then what that means for this node.
+
+    Unless `everything` is asked for, what has one cause is told once, with that cause, as bad as the worst of it.
+    """
     colours, columns = colours_wanted(), text_columns()
     wide = max((len(finding.name) for finding in findings), default=0)
-    for finding in sorted(findings, key=lambda one: ORDER.index(severity(one, mode))):
-        level = severity(finding, mode)
+    rows = [_row(group, mode) for group in (((one,) for one in findings) if everything else _by_cause(findings))]
+    for level, name, paragraphs in sorted(rows, key=lambda row: ORDER.index(row[0])):
         if level == "ok" and not everything:
             continue
-        prefix = f"{paint(f'{level:7}', COLOURS[level], colours=colours)}  {finding.name:{wide}}  "
-        paragraphs = [finding.evidence, f"fix: {finding.fix}"] if finding.fix else [finding.evidence]
+        prefix = f"{paint(f'{level:7}', COLOURS[level], colours=colours)}  {name:{wide}}  "
         print(hanging(prefix, paragraphs, columns, wide + 11))
-    print(summary(findings, mode, everything=everything))
+    print(summary(findings, [level for level, *_ in rows], everything=everything))
 
 
-def summary(findings: Sequence[Finding], mode: Mode, *, everything: bool) -> str:
-    """`21 checks: 17 ok …` and what this node can do."""
-    levels = [severity(finding, mode) for finding in findings]
+def _by_cause(findings: Sequence[Finding]) -> Iterator[tuple[Finding, ...]]:
+    """Each finding with those after it that are its consequences; none of them comes again."""
+    causes = {one.name for one in findings if one.result is not Result.OK}
+    for cause in findings:
+        if cause.because not in causes:
+            yield cause, *(one for one in findings if one.because == cause.name and cause.name in causes)
+
+
+def _row(group: Sequence[Finding], mode: Mode) -> tuple[str, str, list[str]]:
+    """(the worst level of a finding and its consequences, its name, what to say)."""
+    cause, *rest = group
+    level = min((severity(one, mode) for one in group), key=ORDER.index)
+    paragraphs = [cause.evidence, *(f"{one.name}: {one.evidence}" for one in rest)]
+    if cause.detail:
+        paragraphs.append(f"said: {cause.detail}")
+    if cause.fix:
+        paragraphs.append(f"fix: {cause.fix}")
+    return level, cause.name, paragraphs
+
+
+def summary(findings: Sequence[Finding], levels: Sequence[str], *, everything: bool) -> str:
+    """`21 checks: 17 ok …` by the levels that are told, and what this node can do."""
     counts = ", ".join(f"{levels.count(level)} {level}" for level in reversed(ORDER) if level in levels)
     hidden = "" if everything or "ok" not in levels else " (--all shows what is ok)"
-    return f"{len(findings)} checks: {counts}{hidden}\n{_able(findings)}"
+    return f"{len(levels)} checks: {counts}{hidden}\n{_able(findings)}"
 
 
 def _able(findings: Sequence[Finding]) -> str:

@@ -8,7 +8,6 @@ import faulthandler
 import fcntl
 import logging
 import os
-import re
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,9 +46,6 @@ from cgroup.hierarchy import Hierarchy, detect_hierarchy
 from cgroup.mounts import Mounts
 
 log = logging.getLogger("prefetchd")
-
-RAW = re.compile(r"\bcannot (?:attach|compile|map) ")
-"""Where the loader's refusals begin (`bpf.loader.ProbeError`): they quote compiler and kernel."""
 
 MIN_OPEN_FILES, MAX_OPEN_FILES = 256, 16384
 
@@ -245,22 +241,14 @@ def _hooks(guardian: Guardian | None) -> list[Callable[[TickReport], object]]:
     return hooks
 
 
-def _plain(why: str) -> str:
-    """What a probe does not see, without what the compiler and the kernel said of each attempt."""
-    meaning = RAW.split(why, maxsplit=1)[0].rstrip(" :;")
-    if meaning == why:
-        return why
-    return f"{meaning or 'this kernel takes none of its programs'} (prefetchd doctor says why)"
-
-
 def _announce(config: Config, node: LocalNode, endpoint: Endpoint, mode: str) -> None:
     for probe in node.probes():
         level = logging.INFO if probe.state == "attached" else logging.WARNING
-        plain = _plain(probe.why)
-        how, why = f" ({probe.tier})" if probe.tier else "", f": {plain}" if plain else ""
-        log.log(level, "probe %s: %s%s%s", probe.name, probe.state, how, why)
-        if plain != probe.why:
-            log.debug("probe %s: %s", probe.name, probe.why)
+        how, why = f" ({probe.tier})" if probe.tier else "", f": {probe.why}" if probe.why else ""
+        more = " (prefetchd doctor --all says why)" if probe.detail else ""
+        log.log(level, "probe %s: %s%s%s%s", probe.name, probe.state, how, why, more)
+        if probe.detail:
+            log.debug("probe %s: %s", probe.name, probe.detail)
     if not config.jobs:
         log.warning("no [[jobs]] in the configuration: nothing will be measured; add the cgroups of your training jobs")
     address = configuration.split_address(config.metrics.listen)[0]

@@ -231,7 +231,8 @@ CONTROLLER_DASHBOARD = Dashboard(
                 states("Gate", f"prefetchd_gate_open{DEVICE}", "{{instance}} {{device}}",
                        {0: ("closed", "text"), 1: ("open", "orange")}, "Open while a victim keeps control active."),
                 Panel("Elastic pool", (Query(f"prefetchd_pool_lent_ratio{DEVICE}", "{{device}} on loan"),
-                      Query(f"prefetchd_pool_capacity_ratio{DEVICE}", "{{device}} capacity")), "percentunit"),
+                      Query(f"prefetchd_pool_capacity_ratio{DEVICE}", "{{device}} capacity")), "percentunit",
+                      "Jobs below 60 borrow; what nobody borrows serves best effort until somebody does."),
                 lines("Controller error", f"prefetchd_pid_error{DEVICE}", "{{job}} {{device}}",
                       text="Target less score."),
                 lines("Controller output", f"prefetchd_pid_output{DEVICE}", "{{job}} {{device}}", "percentunit",
@@ -239,7 +240,8 @@ CONTROLLER_DASHBOARD = Dashboard(
                 Panel("Controller terms",
                       tuple(Query(f"prefetchd_pid_{term}{DEVICE}", "{{job}} {{device}} " + term)
                             for term in ("proportional", "integral", "derivative")), "percentunit"),
-                lines("Loans", f"prefetchd_loan_ratio{DEVICE} > 0", "{{job}} {{device}}", "percentunit"),
+                lines("Loans", f"prefetchd_loan_ratio{DEVICE} > 0", "{{job}} {{device}}", "percentunit",
+                      "What each job has borrowed of the elastic pool; together all that is on loan.", stacked=True),
             ),
         ),
         Row(

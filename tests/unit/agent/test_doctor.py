@@ -88,7 +88,7 @@ def test_good_facts_give_only_ok():
         *kernel.check(GOOD_KERNEL),
         *runtime.check(GOOD_RUNTIME),
         *cgroups.check(GOOD_CGROUPS, agent_runs=False),
-        *state.check(GOOD_STATE),
+        *state.check(GOOD_STATE, answers=False),
         *devices.check(GOOD_DEVICES),
     ]
     assert [finding for finding in findings if finding.result is not Result.OK] == []
@@ -198,15 +198,48 @@ def test_many_jobs_are_counted_not_listed():
         ("state.directory", {"writable": False}, Result.UNKNOWN),
         ("state.directory", {"free_bytes": 1000}, Result.FAILED),
         ("state.instance", {"lock_readable": False}, Result.UNKNOWN),
-        ("state.instance", {"holder": 42, "holder_alive": True}, Result.NOTE),
-        ("state.instance", {"holder": -1}, Result.NOTE),
+        ("state.instance", {"holder": 42, "holder_alive": True}, Result.OK),
+        ("state.instance", {"holder": -1}, Result.OK),
         ("state.address", {"address_taken": True}, Result.FAILED),
         ("state.address", {"address_taken": True, "holder": 42}, Result.OK),
         ("state.kill_switch", {"kill_switch": "/run/prefetchd/disable"}, Result.WARNING),
     ],
 )
 def test_state(name, changes, result):
-    assert named(state.check(replace(GOOD_STATE, **changes)), name).result is result
+    assert named(state.check(replace(GOOD_STATE, **changes), answers=False), name).result is result
+
+
+def test_an_agent_that_answers_with_another_state_directory_is_told_once():
+    findings = state.check(replace(GOOD_STATE, address_taken=True), answers=True)
+    (told,) = [one for one in findings if one.result is not Result.OK]
+    assert (told.name, told.result) == ("state.instance", Result.NOTE)
+    assert "keeps its state elsewhere than in /run/prefetchd" in told.evidence
+
+
+def test_an_agent_that_runs_and_does_not_answer_is_told_once(tmp_path):
+    host = lay_out(tmp_path, {"run/prefetchd/lock": "4711\n", "proc/4711/stat": ""})
+    with (tmp_path / "run/prefetchd/lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        findings = run_checks(host, Config(metrics=MetricsSection(listen="127.0.0.1:1")), None)
+    assert named(findings, "state.instance").evidence == "an agent runs as process 4711"
+    told = [one for one in findings if one.name.startswith(("agent.", "state.")) and one.result is not Result.OK]
+    assert [(one.name, one.result) for one in told] == [("agent.answers", Result.WARNING)]
+    assert "--address" in told[0].fix
+
+
+def test_limits_of_an_agent_that_does_not_answer_are_no_conflict(tmp_path):
+    files = {
+        "run/prefetchd/lock": "4711\n",
+        "proc/self/mountinfo": CGROUP2,
+        "sys/fs/cgroup/cgroup.controllers": "io",
+        "sys/fs/cgroup/cgroup.subtree_control": "io",
+        "sys/fs/cgroup/prefetchd.slice/a/io.max": "8:0 rbps=1000 wbps=max riops=max wiops=max\n",
+    }
+    host, config = lay_out(tmp_path, files), Config(jobs=(JobRule(cgroup="/prefetchd.slice/*"),))
+    assert named(run_checks(host, config, None), "cgroup.io_max").result is Result.WARNING
+    with (tmp_path / "run/prefetchd/lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert named(run_checks(host, config, None), "cgroup.io_max").result is Result.OK
 
 
 def judge_devices(facts=None, refused=(), **changes):
@@ -275,12 +308,12 @@ def test_running_agent_speaks_for_its_probes():
             {"name": "nfs", "state": "unavailable", "tier": "", "why": "no sunrpc", "lost": 0},
         ],
     }
-    findings = list(agent_checks.check(answer))
+    findings = list(agent_checks.check(answer, runs=True, kprobes=True))
     assert "3 events lost" in named(findings, "probe.block").evidence
     assert "no sunrpc" in named(findings, "probe.nfs").evidence
     assert named(findings, "agent.conflicts").result is Result.WARNING
     assert named(findings, "agent.note").evidence == "blind"
-    assert [one.result for one in agent_checks.check(None)] == [Result.NOTE]
+    assert [one.result for one in agent_checks.check(None, runs=False, kprobes=True)] == [Result.NOTE]
 
 
 def lay_out(root: Path, files: dict[str, str | bytes]) -> Host:
@@ -426,6 +459,52 @@ def test_text_shows_the_worst_first_and_hides_what_is_ok(capsys):
     assert "fine" not in out
     assert "3 checks: 1 ok, 1 warning, 1 error (--all shows what is ok)" in out
     assert "\033" not in out
+
+
+def tier_probes(*, kprobes):
+    rows = [("block", "throttle wait is unknown"), ("fuse", "waits are unknown"), ("page_cache", "splice is not seen")]
+    probes = [
+        {"name": name, "state": "degraded", "tier": "tracepoint", "why": why, "detail": f"cannot attach {name}.c"}
+        for name, why in rows
+    ]
+    findings = [*judge_kernel(kprobes=kprobes), *agent_checks.check({"probes": probes}, runs=True, kprobes=kprobes)]
+    return findings, [why for _, why in rows]
+
+
+def test_what_one_cause_explains_is_told_once_with_its_fix(capsys):
+    findings, reasons = tier_probes(kprobes=False)
+    doctor.show(findings, "observe", everything=False)
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith("warning")] == [
+        ["warning", "kernel.kprobes"]
+    ]
+    assert out.count("fix:") == 1
+    assert all(reason in out for reason in reasons)
+    assert "cannot attach" not in out
+    assert "1 warning" in out
+    doctor.show(findings, "observe", everything=True)
+    out = capsys.readouterr().out
+    assert out.count("\nwarning") + out.startswith("warning") == 3
+    assert "said: cannot attach fuse.c" in out
+
+
+def test_the_module_that_is_missing_is_told_once(capsys):
+    why = "tracepoints of nfs and sunrpc are missing: the module is not loaded"
+    answer = {"probes": [{"name": "nfs", "state": "unavailable", "tier": "", "why": why}]}
+    facts = remote.RemoteFacts((), (), nfs_known=False, events=None)
+    findings = [*remote.check(facts), *agent_checks.check(answer, runs=True, kprobes=True)]
+    doctor.show(findings, "observe", everything=False)
+    out = capsys.readouterr().out
+    assert sum(line.startswith("note ") for line in out.splitlines()) == 1
+    assert f"probe.nfs: unavailable: {why}" in out
+
+
+def test_what_kprobes_do_not_explain_keeps_its_line(capsys):
+    findings, _ = tier_probes(kprobes=True)
+    doctor.show(findings, "observe", everything=False)
+    out = capsys.readouterr().out
+    assert sum(line.startswith("warning  probe.") for line in out.splitlines()) == 3
+    assert "said: cannot attach block.c" in out
 
 
 def run_doctor(*arguments, **keywords):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from bpf.decode import NFS_COUNTERS
-from bpf.loader import ProbeError
+from bpf.loader import ProbeError, RefusedError
 from bpf.nfs import NfsProbe
+from bpf.reasons import NONE_TAKEN
 from bpf.samples import NfsKey, ProbeState
 
 SECOND_NS = 10**9
@@ -67,7 +68,7 @@ class Calls:
 class Loader:
     """A kernel that has the module or not, and whose compiler works or not."""
 
-    def __init__(self, *, loaded, refusal=""):
+    def __init__(self, *, loaded, refusal=None):
         self.loaded, self.refusal = loaded, refusal
         self.programs, self.looks = [], 0
 
@@ -77,7 +78,7 @@ class Loader:
 
     def load(self, _source, macros, _shared):
         if self.refusal:
-            raise ProbeError(self.refusal)
+            raise self.refusal
         assert macros["MAX_SLOTS"]
         self.programs.append(Program())
         return self.programs[-1]
@@ -99,14 +100,21 @@ def test_it_attaches_once_the_module_is_there():
     assert (status.state, status.tier, status.why, status.lost_events) == (ProbeState.ATTACHED, "tracepoint", "", 5)
 
 
-@pytest.mark.parametrize("refusal", ["cannot compile nfs.c: no"])
-def test_what_fails_although_the_module_is_there_is_not_tried_again(refusal):
+@pytest.mark.parametrize(
+    ("refusal", "why", "detail"),
+    [
+        (RefusedError("cannot compile nfs.c: no"), NONE_TAKEN, "cannot compile nfs.c: no"),
+        (ProbeError("no kernel headers for 6.1"), "no kernel headers for 6.1", ""),
+    ],
+)
+def test_what_fails_although_the_module_is_there_is_not_tried_again(refusal, why, detail):
     loader = Loader(loaded=True, refusal=refusal)
     probe = NfsProbe(loader)
     looks = loader.looks
     assert probe.read(10 * SECOND_NS).nfs == {}
     assert loader.looks == looks
-    assert (probe.status().state, probe.status().why) == (ProbeState.UNAVAILABLE, refusal)
+    status = probe.status()
+    assert (status.state, status.why, status.detail) == (ProbeState.UNAVAILABLE, why, detail)
 
 
 def test_counters_of_a_cgroup_that_is_no_longer_managed_go():
