@@ -15,7 +15,7 @@ from bpf.samples import BlockKey, ProbeState
 from cgroup.devices import Devices
 from cgroup.mapped import passed_through, targets_of
 from tests.lab.disks import mounted
-from tests.lab.mapped import disk_of, mapped
+from tests.lab.mapped import CACHE_BLOCK_BYTES, cache_reads, cached, disk_of, has_cache, mapped
 from tests.native import workload
 
 pytestmark = pytest.mark.guest
@@ -294,6 +294,32 @@ def test_a_device_that_is_looked_through_counts_on_the_disks_below(probe, watche
         probe.look_through([])
         after = workload.run(watched, "read", joined.node, MIB, 2)
         assert counters(probe, watched, joined.number).bytes == after.bytes
+
+
+def test_what_is_written_through_a_cache_counts_once_on_each_disk(probe, watched, ssd, hdd):
+    """To the disk always, to the SSD where the block is there; what the mapper moves by itself is nobody's."""
+    if not has_cache():
+        pytest.skip("this kernel has no dm-cache (modprobe dm-cache dm-cache-smq)")
+    with cached(hdd, ssd, 16 * MIB) as cache:
+        passed = passed_through(cache.number, Devices())
+        assert cache.number in passed
+        probe.look_through(passed)
+        for _ in range(20):
+            workload.run(watched, "read", cache.node, CACHE_BLOCK_BYTES, 32)
+            if cache_reads().promotions >= 32:
+                break
+        moved = counters(probe, watched, ssd.number, "write")
+        report = workload.run(watched, "write", cache.node, CACHE_BLOCK_BYTES, 32)
+        fast, slow = (counters(probe, watched, disk.number, "write") for disk in (ssd, hdd))
+        truth = [io_stat(watched, disk.number)["wbytes"] for disk in (ssd, hdd)]
+        probe.look_through([])
+    assert moved is None
+    assert truth == [report.bytes, report.bytes]
+    assert (fast.bytes, fast.requests) == (report.bytes, report.calls)
+    if probe.status().tier == "tracepoint":
+        assert slow is None, "the mapper's second write looks like any stacked driver's own"
+    else:
+        assert (slow.bytes, slow.requests) == (report.bytes, report.calls)
 
 
 def test_a_plain_mapped_device_of_one_medium_is_not_looked_through(ssd):
