@@ -282,7 +282,8 @@ def test_the_shares_of_the_media_follow_where_the_reads_went(seen):
     off = [(abs(share - truth), at, share, truth) for at, share, truth in shares(seen)]
     for error, at, share, truth in off[::10]:
         print(f"{at:.0f} s: {share:.0%} of the bytes on the disk, {truth:.0%} by io.stat ({error:.1%} off)")
-    assert max(off)[0] < 0.08
+    print(f"{max(off)[0]:.1%} off at most, {len(off)} looks")
+    assert max(off)[0] < 0.05
     hot = [share for at, share, _ in shares(seen) if STARTS[CONTENDED] - 8 < at < STARTS[CONTENDED]]
     cold = [share for at, share, _ in shares(seen) if 15 < at < STARTS[HOT]]
     print(f"{min(cold):.0%} to {max(cold):.0%} cold, {min(hot):.0%} to {max(hot):.0%} once the hot part has moved")
