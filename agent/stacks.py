@@ -32,6 +32,7 @@ class Stacks:
         self._known: dict[str, frozenset[str]] = {}
         self._passed: frozenset[str] = frozenset()
         self._looked_ns: int | None = None
+        self._refused: set[str] = set()
 
     def without(self, sample: Sample) -> Sample:
         """The sample without what was counted on devices that are looked through: from now on, or in between."""
@@ -64,7 +65,9 @@ class Stacks:
         try:
             return self._find(device)
         except OSError as error:
-            log.warning("IO on the mapped device %s counts there, not on its disks: %s", device, error)
+            if device not in self._refused:
+                self._refused.add(device)
+                log.warning("mapped device %s counts as one, not on the disks below: %s", device, error)
             return frozenset()
 
     def _announce(self, passed: frozenset[str]) -> None:

@@ -47,7 +47,7 @@ def targets_of(device: str, control: str = CONTROL) -> frozenset[str]:
     asked = _HEADER.pack(*_VERSION, _ROOM, _HEADER.size, 0, 0, _NO_FLUSH, 0, 0, huge, b"", b"")
     buffer = bytearray(asked.ljust(_ROOM, b"\0"))
     try:
-        descriptor = os.open(control, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(control, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.ioctl(descriptor, _TABLE_STATUS, buffer)
         finally:
