@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from agent.errors import UsageError
+from agent.toml_text import convert, parse_toml, quoted, read_text
 
 Mode = Literal["observe", "dry-run", "enforce"]
 PolicyName = Literal["adaptive", "paper"]
@@ -32,8 +32,6 @@ EXEC_JOBS = "/prefetchd.slice/*"
 
 MAX_SOCKET_PATH = 96
 """Bytes: 107 in sockaddr_un (unix(7)) less what is appended while the socket is prepared."""
-MAX_QUOTED = 120
-"""Characters of a bad value that a message shows."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("kmgt", start=1)}
@@ -58,11 +56,11 @@ class ByteRate(float):
             match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
             if match is None:
                 raise ValueError(
-                    f'{_quoted(value)} is no byte rate; write a number or a text like "6.5 GB" or "120 MiB"'
+                    f'{quoted(value)} is no byte rate; write a number or a text like "6.5 GB" or "120 MiB"'
                 )
             rate = float(match["number"]) * _UNITS[match["unit"].lower()]
         if not 0 < rate < float("inf"):
-            raise ValueError(f"{_quoted(value)} is no byte rate; it must be above zero and finite")
+            raise ValueError(f"{quoted(value)} is no byte rate; it must be above zero and finite")
         return cls(rate)
 
 
@@ -240,19 +238,12 @@ def _decode_hook(kind: type, value: Any) -> Any:
 
 def parse(text: str, source: str = "configuration") -> Config:
     """Read TOML text; raises `ConfigError` with one sentence that names the key."""
-    try:
-        raw = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also for endless numbers and arrays in arrays in arrays
-        raise ConfigError(f"{source} is not valid TOML: {error}; correct that line.") from None
-    return from_mapping(raw, source)
+    return from_mapping(parse_toml(text, source, ConfigError), source)
 
 
 def from_mapping(raw: dict[str, Any], source: str = "configuration") -> Config:
     """Check a mapping as TOML gives it; raises `ConfigError` with one sentence that names the key."""
-    try:
-        config = msgspec.convert(raw, Config, dec_hook=_decode_hook)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_sentence(source, raw, str(error))) from None
+    config = convert(raw, Config, source, ConfigError, _decode_hook)
     _check_texts(raw, source, "")
     _check(config, source)
     return config
@@ -260,12 +251,7 @@ def from_mapping(raw: dict[str, Any], source: str = "configuration") -> Config:
 
 def load(path: Path) -> Config:
     """Read the file at `path`; a file that cannot be read is a `ConfigError` as well."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"Configuration {str(path)!r} cannot be read ({why}); check the path and rights.") from None
-    return parse(text, str(path))
+    return parse(read_text(path, "Configuration", ConfigError), str(path))
 
 
 def split_address(listen: str) -> tuple[str, int]:
@@ -273,63 +259,14 @@ def split_address(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535
     if not colon or not is_port or not host.isprintable() or " " in host:
-        raise ConfigError(f"Address {_quoted(listen)} is not ADDR:PORT; write for example {DEFAULT_LISTEN}.")
+        raise ConfigError(f"Address {quoted(listen)} is not ADDR:PORT; write for example {DEFAULT_LISTEN}.")
     return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - an empty address is asked for
-
-
-def _sentence(source: str, raw: dict[str, Any], message: str) -> str:
-    """One sentence from the checker's message: the key as written in TOML, the value, and what to do."""
-    detail, _, path = message.partition(" - at `$")
-    path = path.rstrip("`").removeprefix(".")
-    unknown = re.search(r"unknown field `([^`]*)`", detail)
-    if unknown:
-        key = f"{path}.{unknown[1]}" if path else unknown[1]
-        return f"{source}: key {_quoted(key)} is unknown; remove it or correct its spelling{_known(path)}."
-    missing = re.search(r"missing required field `([^`]+)`", detail)
-    if missing:
-        return f"{source}: key {missing[1]!r} is missing in {path or 'the file'!r}; add it."
-    if not path:
-        return f"{source}: {detail}; correct it."
-    value = _quoted(_lookup(raw, path))
-    detail = _shortened(detail[:1].lower() + detail[1:], 2 * MAX_QUOTED)
-    return f"{source}: key {path!r} has the value {value}: {detail}; correct it."
-
-
-def _quoted(value: object) -> str:
-    """The value for a message, not longer than a line."""
-    return _shortened(repr(value))
-
-
-def _shortened(text: str, limit: int = MAX_QUOTED) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
-
-
-def _known(path: str) -> str:
-    """The keys that the section at `path` does have, as a hint."""
-    section: Any = Config
-    for name in re.findall(r"[A-Za-z_]+", path):
-        fields = {field.encode_name: field.type for field in msgspec.structs.fields(section)}
-        section = fields.get(name)
-        arguments = getattr(section, "__args__", ())
-        section = arguments[0] if arguments else section
-        if not (isinstance(section, type) and issubclass(section, _Section)):
-            return ""
-    return f" (known here: {', '.join(field.encode_name for field in msgspec.structs.fields(section))})"
-
-
-def _lookup(raw: Any, path: str) -> Any:
-    for name, index in re.findall(r"([A-Za-z_]+)|\[(\d+)\]", path):
-        try:
-            raw = raw[name] if name else raw[int(index)]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return raw
 
 
 def _check_texts(value: object, source: str, path: str) -> None:
     """No text may hold a character that cannot be printed: none means anything here, and the kernel refuses some."""
     if isinstance(value, str) and not value.isprintable():
-        raise ConfigError(f"{source}: key {path!r} has the value {_quoted(value)} with a control character; remove it.")
+        raise ConfigError(f"{source}: key {path!r} has the value {quoted(value)} with a control character; remove it.")
     items: Iterable[tuple[object, object]] = ()
     if isinstance(value, dict):
         items = value.items()
@@ -349,16 +286,16 @@ def _check_paths(config: Config, source: str) -> None:
         ("hint.socket", config.hint.socket, not config.hint.enabled),
     ):
         if not path.startswith("/") and (path or not may_be_empty):
-            raise ConfigError(f"{source}: key {key!r} has the value {_quoted(path)}; give a path that begins with '/'.")
+            raise ConfigError(f"{source}: key {key!r} has the value {quoted(path)}; give a path that begins with '/'.")
     own = config.rearrange.cgroup
     if not own.strip("/") or not own.startswith("/") or ".." in own.split("/"):
         raise ConfigError(
-            f"{source}: key 'rearrange.cgroup' has the value {_quoted(own)}; give a path below the cgroup root, "
+            f"{source}: key 'rearrange.cgroup' has the value {quoted(own)}; give a path below the cgroup root, "
             "such as '/prefetchd-rearrange'."
         )
     if len(os.fsencode(config.hint.socket)) > MAX_SOCKET_PATH:
         raise ConfigError(
-            f"{source}: key 'hint.socket' has the value {_quoted(config.hint.socket)}; "
+            f"{source}: key 'hint.socket' has the value {quoted(config.hint.socket)}; "
             f"give a path of at most {MAX_SOCKET_PATH} bytes."
         )
 
@@ -386,12 +323,12 @@ def _check(config: Config, source: str) -> None:
     for pattern in patterns:
         if not pattern.startswith("/") or ".." in pattern.split("/"):
             raise ConfigError(
-                f"{source}: cgroup pattern {_quoted(pattern)} must start with '/' (the cgroup root) and hold no '..'."
+                f"{source}: cgroup pattern {quoted(pattern)} must start with '/' (the cgroup root) and hold no '..'."
             )
     labels = [rule.label for rule in config.jobs] + [rule.label for rule in config.best_effort]
     for label in labels:
         if label.startswith("="):
-            raise ConfigError(f"{source}: label {_quoted(label)} has no key; write key=value, or the key alone.")
+            raise ConfigError(f"{source}: label {quoted(label)} has no key; write key=value, or the key alone.")
 
 
 def _weights(health: HealthSection) -> tuple[float, float, float, float]:

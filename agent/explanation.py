@@ -163,6 +163,8 @@ def _cause(row: Row) -> Iterator[str]:
 def _quota(row: Row, state: Row) -> Iterator[str]:
     if not row["devices"]:
         yield "It has not used any device that can be limited."
+    if row.get("batch_note"):  # an agent of an earlier version tells none
+        yield f"It {row['batch_note']} (read-ahead, or a hint that tells less than a batch reads)."
     for one in row["devices"]:
         yield f"{one['device']} ({one['medium']}): reads {rate(one['read_bytes_per_second'])}, {_needs(one)}"
         yield f"  {_cap(one, state)}"

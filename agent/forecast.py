@@ -17,6 +17,10 @@ from agent.types import Need, Signals, make
 SMOOTHING_BATCHES = 3.0
 """Batches over which bytes per batch are smoothed (policy prototype: 1 - exp(-n / 3))."""
 
+BELIEVED_RATIOS = (0.02, 1.5)
+"""What storage delivers for a batch corrects what a hint tells of it within these factors: below is what the page cache
+keeps, above what read-ahead brings in besides. Beyond, one of the two is not about the batch."""
+
 
 class BatchForecast(NamedTuple):
     """Bytes per batch as learned so far; `pending_bytes` were read but belong to no finished batch yet."""
@@ -62,7 +66,16 @@ def expected_bytes(state: BatchForecast, hinted: float | None) -> float | None:
         return state.batch_bytes
     if state.batch_bytes is None or not state.hinted_bytes or state.batches < SMOOTHING_BATCHES:
         return hinted
-    return hinted * clip(state.batch_bytes / state.hinted_bytes, 0.02, 1.5)
+    return hinted * clip(state.batch_bytes / state.hinted_bytes, *BELIEVED_RATIOS)
+
+
+def told_too_little(signals: Signals) -> bool:
+    """Whether batches make storage deliver more than what their hint tells can be corrected by, so the need is low."""
+    told, read, taken = signals.hinted_batch_bytes, signals.read_batch_bytes, signals.next_batch_bytes
+    if not told or read is None or taken is None:
+        return False
+    most = told * BELIEVED_RATIOS[1]
+    return read > most and taken >= most * (1.0 - 1e-9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,8 @@ def _signals(
             state.nic_packets_per_second,
             state.cpu_ratio,
             devices,
+            loop.hinted_bytes,
+            state.batch.batch_bytes,
         ),
     )
 

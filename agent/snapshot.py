@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent.forecast import told_too_little
 from agent.history import History
 from agent.pool import borrowed
-from agent.types import DeviceSignals, DeviceView, JobReport, Loan, Mended, PidTerms, Rearranged, TickReport
+from agent.types import DeviceSignals, DeviceView, JobReport, Loan, Mended, PidTerms, Rearranged, Signals, TickReport
+from agent.units import amount
 from bpf.samples import ProbeStatus
 
 
@@ -132,6 +134,9 @@ def _row(report: TickReport, entry: JobReport) -> dict[str, Any]:
         "queue_takeable": signals.queue_takeable if signals else None,
         "queue_capacity": signals.queue_capacity if signals else None,
         "next_batch_bytes": signals.next_batch_bytes if signals else None,
+        "hinted_batch_bytes": signals.hinted_batch_bytes if signals else None,
+        "read_batch_bytes": signals.read_batch_bytes if signals else None,
+        "batch_note": _batch_note(signals) if signals else "",
         "cache_hit_ratio": signals.cache_hit_ratio if signals else None,
         "remote_queueing_ratio": signals.remote_queueing_ratio if signals else None,
         "cpu_ratio": signals.cpu_ratio if signals else None,
@@ -149,6 +154,16 @@ def _row(report: TickReport, entry: JobReport) -> dict[str, Any]:
         "devices": [_device_row(report, entry, here) for here in signals.devices.values()] if signals else [],
         "links": _link_rows(report, entry),
     }
+
+
+def _batch_note(signals: Signals) -> str:
+    """A sentence where the need is made from less than batches take, since their hint tells too little; else empty."""
+    if not told_too_little(signals):
+        return ""
+    told, read, taken = (
+        amount(value, "B") for value in (signals.hinted_batch_bytes, signals.read_batch_bytes, signals.next_batch_bytes)
+    )
+    return f"tells {told} a batch, reads {read}; taken for {taken}, so its need is too low"
 
 
 def _link_rows(report: TickReport, entry: JobReport) -> list[dict[str, Any]]:

@@ -126,8 +126,9 @@ class Signals(NamedTuple):
     `iterations` is cumulative; `iterations_since_start` counts from the start or the last resume. `queue_depth` is
     that of the stream with the smallest fraction of its queue; `queue_takeable` how many batches of such a queue the
     loop could take without waiting, fewer where one is missing before others that are ready. `blocked_seconds` > 0
-    while the loop stands before an empty queue. `compute_seconds` is the EWMA of the iteration without its wait. Ratios
-    are 0..1; unknown is None.
+    while the loop stands before an empty queue. `compute_seconds` is the EWMA of the iteration without its wait.
+    `next_batch_bytes` is made of what the hint tells of a batch, `hinted_batch_bytes`, and of what batches made storage
+    deliver, `read_batch_bytes` (see `agent.forecast`). Ratios are 0..1; unknown is None.
     """
 
     job: JobId
@@ -153,6 +154,8 @@ class Signals(NamedTuple):
     nic_packets_per_second: float | None = None
     cpu_ratio: float | None = None
     devices: Mapping[str, DeviceSignals] = _NO_DEVICES
+    hinted_batch_bytes: float | None = None
+    read_batch_bytes: float | None = None
 
 
 class Health(NamedTuple):

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -28,6 +30,8 @@ from tests.unit.agent.made_reports import story
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PHONE, DESKTOP = 360, 1280
 ROWS = 12
+PATIENCE_SECONDS = 60.0
+"""A browser with a tenth of a core takes 20 s for a page."""
 FRAME = """<!DOCTYPE html><body style="margin:0"><pre id="result"></pre><script>
 addEventListener("message", (event) => { document.getElementById("result").textContent = event.data; });
 </script><iframe src="page.html" style="border:0;width:{width}px;height:900px"></iframe></body>"""
@@ -38,20 +42,37 @@ def chromium(*arguments, drawn):
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
              "--disable-extensions", "--disable-background-networking", "--virtual-time-budget=8000",
              "--run-all-compositor-stages-before-draw"]  # fmt: skip
-    for _ in range(3):  # on a busy machine a browser may give up before it has drawn
-        with tempfile.TemporaryDirectory() as profile:
-            done = subprocess.run([BROWSER, *flags, f"--user-data-dir={profile}", *arguments], capture_output=True,
-                                  text=True, check=False, timeout=120)  # fmt: skip
+    for _ in range(3):  # on a busy machine a browser may give up before it has drawn, or stand still
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+            done = _ended([BROWSER, *flags, f"--user-data-dir={profile}", *arguments])
         if done.returncode == 0 and drawn(done):
             return done
     raise AssertionError(f"the browser draws nothing: {done.stderr[-2000:]}")
 
 
+def _ended(command):
+    """What a command said; one that does not end is killed with all that it started."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            out, err = process.communicate(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
 def picture(source, target, size):
-    """A screenshot of a file."""
-    chromium(f"--screenshot={target}", f"--window-size={size}", source.resolve().as_uri(),
-             drawn=lambda _: target.exists() and target.stat().st_size > 10_000)  # fmt: skip
-    return target.read_bytes()
+    """A screenshot of a file, once two in a row are alike: the browser does not wait until all of it is drawn."""
+    before = None
+    for _ in range(5):
+        target.unlink(missing_ok=True)
+        chromium(f"--screenshot={target}", f"--window-size={size}", source.resolve().as_uri(),
+                 drawn=lambda _: target.exists() and target.stat().st_size > 10_000)  # fmt: skip
+        before, shot = target.read_bytes(), before
+        if before == shot:
+            return shot
+    raise AssertionError(f"no two pictures of {source} in a row are alike")
 
 
 def made_recording(path):

@@ -8,7 +8,7 @@ from typing import Any
 from agent.checks.finding import Finding, Result, note, ok, warning
 
 
-def check(state: Mapping[str, Any] | None, *, runs: bool, kprobes: bool) -> Iterator[Finding]:
+def check(state: Mapping[str, Any] | None, *, runs: bool = False, kprobes: bool = True) -> Iterator[Finding]:
     """Judge what `/state` says, None where no agent answers; `runs`: one holds this node's lock all the same."""
     if state is None:
         fix = "Give the --address or --config that it was started with; its log says where it answers."

@@ -99,6 +99,12 @@ def file_to_write(text: str) -> Path:
     return path
 
 
+def refuse_same_file(target: Path | None, source: Path, what: str) -> None:
+    """Raise UsageError where the file to write is the one that is read: it would be gone."""
+    if target is not None and target.exists() and source.exists() and target.samefile(source):
+        raise UsageError(f"Path {str(target)!r} is {what} itself, which would be replaced; choose another path.")
+
+
 def seconds(text: str) -> float:
     """A duration for argparse: finite and above zero."""
     return _above_zero(text, float, "no duration; give seconds above zero")

@@ -45,6 +45,7 @@ def main(args: argparse.Namespace) -> int:
     """Read, draw, write."""
     if args.jobs < 0:
         raise UsageError(f"--jobs {args.jobs} is negative; give how many jobs are to have pictures.")
+    options.refuse_same_file(args.output, args.file, "the recording")
     with progress_of(args.file) as progress:
         story = gather(read(args.file, progress))
     if not story.passes:

@@ -156,21 +156,23 @@ def _only_instance(state: Path) -> Iterator[None]:
     """Hold the node's lock: two agents would fight over every limit."""
     try:
         state.mkdir(mode=0o755, parents=True, exist_ok=True)
-        file = (state / "lock").open("a+")
+        file = (state / "lock").open("ab+", buffering=0)
     except OSError as error:
-        raise PrefetchdError(f"State directory {str(state)!r} cannot be used ({error}); check the path.") from None
+        raise PrefetchdError(
+            f"State directory {str(state)!r} cannot be used ({error.strerror}); check the path."
+        ) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            other = file.read().strip() or "unknown"
+            other = file.read().decode("ascii", "replace").strip() or "unknown"
             raise PrefetchdError(
                 f"Another agent runs on this node (pid {other}); stop it or use another state_directory."
             ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        with contextlib.suppress(OSError):  # no room on the disk: the lock holds without its owner's number
+            file.truncate(0)
+            file.write(b"%d\n" % os.getpid())
         yield
 
 

@@ -20,7 +20,7 @@ from agent.simulate import ideal, paper, tables
 from agent.simulate.control import POLICIES
 from agent.simulate.machine import LAB, NODE
 from agent.simulate.run import simulate, summarise
-from agent.simulate.scenario import Scenario, load_scenario
+from agent.simulate.scenario import MAX_SECONDS, Scenario, load_scenario
 from agent.simulate.testbed import Testbed, load_testbed
 from agent.whole_file import replacing
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", default="1", metavar="N,M", help="(default: %(default)s)")
     parser.add_argument(
         "--duration",
-        type=float,
+        type=options.seconds,
         metavar="SECONDS",
         help="end the scenario earlier or later; of the paper's testbed: how much to sample for each seed",
     )
@@ -71,9 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Simulate, print the table, write the JSON."""
     policies, seeds = _policies(args.policy), _seeds(args.seed)
-    if args.duration is not None and args.duration <= 0:
-        raise UsageError(f"Duration {args.duration:g} is not above zero; give seconds.")
+    if args.duration is not None and args.duration > MAX_SECONDS:
+        raise UsageError(f"Duration {args.duration:g} is more than {MAX_SECONDS} s, seven days; give less.")
     path = _find(args.scenario)
+    options.refuse_same_file(args.json, path, "the scenario")
     garbage.settle()
     if path == paper.DATA:
         document = _paper(load_testbed(path), policies, seeds, args.duration)

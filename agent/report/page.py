@@ -143,14 +143,16 @@ def _table(story: Story, jobs: Sequence[tuple[JobId, JobStory]]) -> Iterator[str
             phase = told.phases.get(label)
             if phase is not None:
                 yield (f"<tr><td>{escape(label)}</td><td>{duration(phase.waits.mean)}</td>"
-                       f"<td>{duration(phase.waits.quantile(0.99))}</td><td>{_time_lost(phase)}</td>"
+                       f"<td>{duration(phase.waits.quantile(0.99))}</td><td class='pair'>{_time_lost(phase)}</td>"
                        f"<td>{sum(phase.starved.values())}</td></tr>")  # fmt: skip
     yield "</tbody></table></section>"
 
 
 def _time_lost(phase: JobPhase) -> str:
     """Part of the phase and time of all waits in it: a single episode may last for minutes."""
-    return f"{percent(_lost(phase))}, {duration(phase.lost_seconds)}" if phase.lost_seconds else percent(_lost(phase))
+    if not phase.lost_seconds:
+        return percent(_lost(phase))
+    return f"<span>{percent(_lost(phase))},</span> <span>{duration(phase.lost_seconds)}</span>"
 
 
 def _job_line(told: JobStory) -> str:

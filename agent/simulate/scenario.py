@@ -6,8 +6,6 @@ unit ("256 KiB", "120 MiB") or numbers of bytes (a second). Times count from the
 
 from __future__ import annotations
 
-import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,13 +13,16 @@ import msgspec
 
 from agent.config import ByteRate
 from agent.errors import UsageError
+from agent.toml_text import convert, parse_toml, read_text
 
 DeviceKind = Literal["ssd", "hdd", "nfs"]
 Pattern = Literal["random", "sequential"]
 Access = Literal["direct", "filesystem"]
 Trainer = Literal["plain", "torch"]
 
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
+MAX_SECONDS = 7 * 86400
+"""The longest scenario."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3_600_000)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Factor = Annotated[int, msgspec.Meta(ge=1, le=100)]
@@ -141,7 +142,7 @@ class Scenario(_Section, frozen=True, kw_only=True):
 
     name: Name
     description: str
-    duration_seconds: Annotated[float, msgspec.Meta(gt=0, le=7 * 86400)]
+    duration_seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
     devices: tuple[Device, ...]
     jobs: tuple[Job, ...]
     best_effort: tuple[Neighbour, ...] = ()
@@ -158,21 +159,12 @@ class Scenario(_Section, frozen=True, kw_only=True):
 
 def load_scenario(path: Path) -> Scenario:
     """Read a scenario file; raises `ScenarioError` with one sentence."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"Scenario {str(path)!r} cannot be read ({error}); check the path.") from None
-    return parse_scenario(text, str(path))
+    return parse_scenario(read_text(path, "Scenario", ScenarioError), str(path))
 
 
 def parse_scenario(text: str, source: str) -> Scenario:
     """Read TOML text; raises `ScenarioError` with one sentence that names the key."""
-    try:
-        scenario = msgspec.convert(tomllib.loads(text), Scenario, dec_hook=_decode_hook)
-    except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{source} is not valid TOML: {error}; correct that line.") from None
-    except msgspec.ValidationError as error:
-        raise ScenarioError(_sentence(source, str(error))) from None
+    scenario = convert(parse_toml(text, source, ScenarioError), Scenario, source, ScenarioError, _decode_hook)
     _check(scenario, source)
     return scenario
 
@@ -183,38 +175,57 @@ def _decode_hook(kind: type, value: Any) -> Any:
     raise NotImplementedError(kind)
 
 
-def _sentence(source: str, message: str) -> str:
-    detail, _, path = message.partition(" - at `$")
-    where = path.rstrip("`").removeprefix(".")
-    unknown = re.search(r"unknown field `([^`]+)`", detail)
-    if unknown:
-        return f"{source}: key {f'{where}.{unknown[1]}'.lstrip('.')!r} is unknown; remove it or correct its spelling."
-    return f"{source}: {where or 'the file'}: {detail[:1].lower()}{detail[1:]}; correct it."
-
-
 def _check(scenario: Scenario, source: str) -> None:
-    """Refuse what types alone cannot say: names used twice, devices that do not exist, reads that no disk takes."""
+    """Refuse what types alone cannot say."""
     users: tuple[Job | Neighbour, ...] = (*scenario.jobs, *scenario.best_effort)
+    if not users:
+        raise ScenarioError(f"{source}: nothing uses a device; add a [[jobs]] or [[best_effort]] section.")
     names = [device.name for device in scenario.devices] + [user.name for user in users]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise ScenarioError(f"{source}: the name {twice!r} is used twice; devices, jobs and neighbours share one list.")
     used = [(user.name, user.device) for user in users]
     used += [(job.name, job.slow_device) for job in scenario.jobs if job.slow_device]
-    kinds = {device.name: device.kind for device in scenario.devices}
+    devices = {device.name: device for device in scenario.devices}
     for name, device in used:
-        if device not in kinds:
-            raise ScenarioError(f"{source}: {name!r} uses device {device!r}, which is none of {', '.join(kinds)}.")
-    for job in scenario.jobs:
-        if bool(job.slow_device) != bool(job.slow_ratio):
-            raise ScenarioError(f"{source}: job {job.name!r} needs both slow_device and slow_ratio, or neither.")
-        if job.trainer == "torch" and (job.hints or job.slow_device or job.burst or job.prepare_cpu_ms):
-            raise ScenarioError(
-                f"{source}: job {job.name!r} is trained by torch; write hints = false, and no slow_device, burst or "
-                "prepare_cpu_ms."
-            )
-        if job.access == "direct" and kinds[job.device] == "nfs":
-            raise ScenarioError(f'{source}: job {job.name!r} reads a mount; write access = "filesystem".')
+        if device not in devices:
+            known = ", ".join(devices) or "declared; add a [[devices]] section"
+            raise ScenarioError(f"{source}: {name!r} uses device {device!r}, but the devices are {known}.")
     for user in users:
-        if user.read_size % 4096:
-            raise ScenarioError(f"{source}: read_size {int(user.read_size)} of {user.name!r} is no multiple of 4096.")
+        _check_user(user, devices[user.device], source)
+    for job in scenario.jobs:
+        _check_job(job, devices[job.device], source)
+
+
+def _check_user(user: Job | Neighbour, device: Device, source: str) -> None:
+    """Reads that the device can do, at times that exist."""
+    if user.read_size % 4096:
+        raise ScenarioError(f"{source}: read_size {int(user.read_size)} of {user.name!r} is no multiple of 4096.")
+    if user.read_size > device.size:
+        raise ScenarioError(
+            f"{source}: read_size {int(user.read_size)} of {user.name!r} is more than the {int(device.size)} bytes of "
+            f"{device.name!r}; read less at once."
+        )
+    if user.stop_seconds is not None and user.stop_seconds <= user.start_seconds:
+        raise ScenarioError(
+            f"{source}: stop_seconds {user.stop_seconds:g} of {user.name!r} is not after its start_seconds "
+            f"{user.start_seconds:g}; correct one of them."
+        )
+
+
+def _check_job(job: Job, device: Device, source: str) -> None:
+    """Keys of a training job that go together."""
+    if bool(job.slow_device) != bool(job.slow_ratio):
+        raise ScenarioError(f"{source}: job {job.name!r} needs both slow_device and slow_ratio, or neither.")
+    if job.burst and job.burst.length > job.burst.every:
+        raise ScenarioError(
+            f"{source}: job {job.name!r} has a burst of length {job.burst.length} every {job.burst.every} batches; "
+            "make it shorter than what it repeats after."
+        )
+    if job.trainer == "torch" and (job.hints or job.slow_device or job.burst or job.prepare_cpu_ms):
+        raise ScenarioError(
+            f"{source}: job {job.name!r} is trained by torch; write hints = false, and no slow_device, burst or "
+            "prepare_cpu_ms."
+        )
+    if job.access == "direct" and device.kind == "nfs":
+        raise ScenarioError(f'{source}: job {job.name!r} reads a mount; write access = "filesystem".')

@@ -66,6 +66,8 @@ def _loop(row: Row) -> list[Text]:
             f"{rate(row['next_batch_bytes']).removesuffix('/s')}, starved {row['starvation_events']} times"
         ),
     ]
+    if row.get("batch_note"):
+        lines.append(Text(f"it {row['batch_note']}", "yellow"))
     ratios = (
         ("cache hits", "cache_hit_ratio"),
         ("remote queueing", "remote_queueing_ratio"),

@@ -16,6 +16,9 @@ SLOT = '{instance=~"$instance", job=~"$job", device=~"$device"}'
 
 PROBE_STATES = {0: ("unavailable", "red"), 1: ("degraded", "orange"), 2: ("attached", "green")}
 LEVELS = {0: ("critical", "red"), 1: ("danger", "orange"), 2: ("tight", "yellow"), 3: ("healthy", "green")}
+LATENCY = (
+    "From submission to completion; on a kernel with neither fentry nor kprobes without the wait at the job's own cap."
+)
 YES_NO = {0: ("no", "text"), 1: ("yes", "green")}
 
 
@@ -121,7 +124,7 @@ NODE_DASHBOARD = Dashboard(
                       "{{instance}} {{device}} {{op}}", "Bps"),
                 lines("Request latency, 99th percentile",
                       quantile(0.99, "prefetchd_io_latency_seconds", NODE, "instance, device, op"),
-                      "{{instance}} {{device}} {{op}}", "s"),
+                      "{{instance}} {{device}} {{op}}", "s", LATENCY),
                 lines("Capacity", f"prefetchd_device_capacity_bytes_per_second{NODE}",
                       "{{instance}} {{device}} {{op}}", "Bps", "From the configuration or `prefetchd calibrate`."),
                 lines("Elastic pool on loan", f"prefetchd_pool_lent_ratio{NODE} / prefetchd_pool_capacity_ratio{NODE}",
@@ -197,9 +200,10 @@ JOB_DASHBOARD = Dashboard(
                       (Query(quantile(0.5, "prefetchd_io_latency_seconds", JOB, "job, device, op"),
                              "{{job}} {{device}} {{op}} median"),
                        Query(quantile(0.99, "prefetchd_io_latency_seconds", JOB, "job, device, op"),
-                             "{{job}} {{device}} {{op}} p99")), "s"),
+                             "{{job}} {{device}} {{op}} p99")), "s", LATENCY),
                 lines("Requests waiting at the job's own cap", rate("prefetchd_io_throttle_wait_seconds_total", JOB),
-                      "{{job}} {{device}} {{op}}", text="Mean number in blk-throttle: seconds waited per second."),
+                      "{{job}} {{device}} {{op}}", text="Mean number in blk-throttle: seconds waited per second. Empty "
+                      "on a kernel with neither fentry nor kprobes: there it is unknown."),
                 lines("Requests in flight", f"prefetchd_io_in_flight{JOB}", "{{job}} {{device}} {{op}}"),
                 lines("Queueing share of remote requests", f"prefetchd_nfs_queueing_ratio{JOB}", "{{job}}",
                       "percentunit", maximum=1),

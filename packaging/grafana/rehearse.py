@@ -5,7 +5,8 @@ The simulated node, the agent's core and its metrics are the real ones; only dev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from agent.simulate.node import SimulatedNode
 from agent.simulate.run import simulate
 from agent.simulate.scenario import load_scenario
 from agent.types import JobId, TickReport
-from bpf.samples import ProbeState, ProbeStatus, merge_samples
+from bpf.samples import HISTOGRAM_BUCKETS, BlockKey, ProbeState, ProbeStatus, merge_samples
 from bpf.samples import Sample as RawSample
 
 SCRAPE_SECONDS = 1.0
@@ -47,6 +48,28 @@ class SeenCore:
         return self.result
 
 
+class Histograms:
+    """Latency histograms of block requests, which the simulated node does not keep.
+
+    The requests of one pass (a tenth of a second) stand at their mean.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[BlockKey, list[int]] = {}
+        self._before: dict[BlockKey, tuple[int, int]] = {}
+
+    def add(self, samples: Iterable[JobSample]) -> None:
+        """Account what was completed since the last pass; cumulative, as the block probe tells it."""
+        for key, now in ((key, now) for one in samples for key, now in one.blocks.items()):
+            requests, spent = self._before.get(key, (0, 0))
+            counts = self.counts.setdefault(key, [0] * HISTOGRAM_BUCKETS)
+            fresh = now.requests - requests
+            if fresh > 0:
+                mean_us = (now.latency_ns - spent) / fresh / 1000
+                counts[min(HISTOGRAM_BUCKETS - 1, int(max(mean_us, 1.0)).bit_length() - 1)] += fresh
+            self._before[key] = (now.requests, now.latency_ns)
+
+
 class Rehearsal(Agent):
     """The simulated loop, scraped as it goes; `scrapes` holds lines by metric name, as OpenMetrics wants them."""
 
@@ -55,12 +78,14 @@ class Rehearsal(Agent):
         self.scrapes: dict[str, list[str]] = {}
         self._begin = begin
         self._policy = policy
+        self._histograms = Histograms()
         self._seen = SeenCore(self.core)
         self.core = self._seen  # type: ignore[assignment]
 
     def step(self, node: SimulatedNode, now: float) -> None:
         """One pass, and every second a scrape."""
         super().step(node, now)
+        self._histograms.add(self._seen.samples.values())
         if self.steps % round(SCRAPE_SECONDS / self.interval) == 1:
             self._scrape(node, now)
 
@@ -90,7 +115,7 @@ class Rehearsal(Agent):
             writes={"written": self.writes, "unchanged": self.steps},
             conflicts=0,
             restores=0,
-            sample=_raw(now, self._seen.samples),
+            sample=_raw(now, self._seen.samples, self._histograms.counts),
             probes=(
                 ProbeStatus("block", ProbeState.ATTACHED, map_fill_ratio=0.02),
                 ProbeStatus("dataloader", ProbeState.ATTACHED, map_fill_ratio=0.01),
@@ -108,9 +133,18 @@ def _caps(node: SimulatedNode) -> Mapping[tuple[JobId, str], tuple[float, ...]]:
     return {slot: tuple(found) for slot, found in limits.items() if found[0] < float("inf")}
 
 
-def _raw(now: float, samples: Mapping[JobId, JobSample]) -> RawSample:
+def _raw(now: float, samples: Mapping[JobId, JobSample], histograms: Mapping[BlockKey, Sequence[int]]) -> RawSample:
     time_ns = int(now * 1e9)
-    parts = (RawSample(time_ns, one.blocks, one.streams, one.nfs, one.objects) for one in samples.values())
+    parts = (
+        RawSample(
+            time_ns,
+            {key: replace(one, histogram=tuple(histograms[key])) for key, one in job.blocks.items()},
+            job.streams,
+            job.nfs,
+            job.objects,
+        )
+        for job in samples.values()
+    )
     return merge_samples(time_ns, tuple(parts))
 
 

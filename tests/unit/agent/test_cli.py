@@ -17,6 +17,8 @@ from agent.recording.frames import HEAD, PASSES, frame
 from agent.shell import bash, man, zsh
 from agent.shell.spec import describe
 
+SCENARIOS = Path(__file__).parents[2] / "lab" / "scenarios"
+
 
 def run(*arguments, **keywords):
     command = [sys.executable, "-m", "agent", *arguments]
@@ -132,6 +134,43 @@ def test_a_target_that_is_no_file_is_refused_before_anything_is_done(arguments, 
     done = run(*arguments, target)
     assert done.returncode == 2
     assert done.stderr == f"prefetchd: Path {target!r} {words}\n"
+
+
+@pytest.mark.parametrize("length", ["nan", "inf", "-1", "0", "1e99", "", "2s"])
+@pytest.mark.parametrize("scenario", ["paper", "skeleton"])
+def test_a_length_that_is_none_is_refused_before_anything_is_done(scenario, length):
+    done = run("simulate", "--scenario", scenario, "--policy", "none", f"--duration={length}")
+    assert done.returncode == 2, done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert "give" in last
+    assert (length or "''").replace("1e99", "1e+99") in last
+
+
+def test_what_is_read_is_not_written_over(told_file, tmp_path):
+    """A slip of one argument would cost the only recording of a night, or the scenario."""
+    scenario = tmp_path / "small.toml"
+    scenario.write_bytes((SCENARIOS / "skeleton.toml").read_bytes())
+    linked = tmp_path / "linked"
+    linked.symlink_to(told_file)
+    calls = {
+        ("report", str(told_file), "-o", str(told_file)): told_file,
+        ("report", str(linked), "-o", str(told_file)): told_file,
+        ("simulate", "--scenario", str(scenario), "--duration", "1", "--json", str(scenario)): scenario,
+    }
+    for call, kept in calls.items():
+        before = kept.read_bytes()
+        done = run(*call)
+        assert done.returncode == 2, call
+        assert "itself, which would be replaced; choose another path." in done.stderr
+        assert kept.read_bytes() == before
+
+
+@pytest.fixture
+def told_file(tmp_path):
+    """The shortest file that is a recording."""
+    path = tmp_path / "node.rec"
+    path.write_bytes(frame(HEAD, msgspec.msgpack.encode(SEGMENT)))
+    return path
 
 
 def test_top_level_help_lists_every_command():

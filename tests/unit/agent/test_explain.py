@@ -76,6 +76,24 @@ def test_batches_behind_a_missing_one_are_told(states, takeable, words):
     assert words in told(row | {"queue_depth": 5.0, "queue_capacity": 8.0, "queue_takeable": takeable}) + "\n"
 
 
+def test_a_hint_that_tells_less_than_is_read_is_told_with_its_figures():
+    report, _ = list(story(4.0))[-1]
+    number, entry = next((number, one) for number, one in report.jobs.items() if one.job.training)
+
+    def row_of(**changes):
+        changed = entry._replace(signals=entry.signals._replace(**changes))
+        return snapshot(replace(report, jobs={number: changed}))["jobs"][0]
+
+    row = row_of(hinted_batch_bytes=3e6, read_batch_bytes=12e6, next_batch_bytes=4.5e6)
+    assert (row["hinted_batch_bytes"], row["read_batch_bytes"]) == (3e6, 12e6)
+    assert row["batch_note"] == "tells 3 MB a batch, reads 12 MB; taken for 4.5 MB, so its need is too low"
+    assert "It tells 3 MB a batch, reads 12 MB; taken for 4.5 MB, so its need is too low (read-ahead" in told(row)
+    for unsaid in ({"hinted_batch_bytes": None}, {"read_batch_bytes": 4.4e6, "next_batch_bytes": 4.4e6}):
+        row = row_of(**{"hinted_batch_bytes": 3e6, "read_batch_bytes": 12e6, "next_batch_bytes": 4.5e6} | unsaid)
+        assert row["batch_note"] == ""
+        assert "too low" not in told(row)
+
+
 def test_an_agent_of_an_earlier_version_told_no_order(states):
     row = {name: value for name, value in states[80]["jobs"][0].items() if name != "queue_takeable"}
     assert "batches are ready\n" in told(row) + "\n"

@@ -208,7 +208,7 @@ def test_the_page_says_it_in_words(page):
     assert re.search(r"<strong>resnet50</strong> lost \d+ % of its time in mode <em>observe</em>, ", page)
     assert "starved" in page
     assert re.search(r"<th title=\"[^\"]*counts once\">episodes</th>", page)
-    assert re.search(r"<td>\d+ %, [\d.,]+ (?:m?s|min)[^<]*</td>", page)
+    assert re.search(r"<span>\d+ %,</span> <span>[\d.,]+ (?:m?s|min)[^<]*</span></td>", page)
     assert "nightly-scan" in page
 
 

@@ -34,7 +34,12 @@ const plots = visible.map((svg) => {
 });
 const wide = [...document.querySelectorAll("body *")].filter((one) => one.getClientRects().length &&
   !one.closest("svg") && one.getBoundingClientRect().right > innerWidth + 1).map((one) => one.outerHTML);
-const result = { width: innerWidth, scroll: document.scrollingElement.scrollWidth, plots, wide, ready:
+const lines = (one) => { const range = document.createRange(); range.selectNodeContents(one);
+  return new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size; };
+const cells = [...document.querySelectorAll("#jobs th, #jobs tr:not(.job) td")];
+const torn = cells.map((one) => [one, one.textContent.trim()]).filter(([one, text]) => lines(one) >
+  text.split(", ").length).map(([, text]) => text);
+const result = { torn, width: innerWidth, scroll: document.scrollingElement.scrollWidth, plots, wide, ready:
   document.documentElement.dataset.ready };
 const svg = visible.find((one) => one.classList.contains("time"));
 const box = svg.getBoundingClientRect();
@@ -92,6 +97,7 @@ def test_nothing_is_wider_than_the_screen(measured):
     assert result["width"] == width
     assert result["scroll"] <= width
     assert result["wide"] == []
+    assert result["torn"] == [], "words of the table are broken"
     assert all(plot["right"] <= width for plot in result["plots"])
 
 

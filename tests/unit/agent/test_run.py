@@ -10,7 +10,7 @@ import pytest
 
 from agent.commands import run
 from agent.config import Config, ConfigError
-from agent.errors import CannotEnforceError
+from agent.errors import CannotEnforceError, PrefetchdError
 from bpf.samples import ProbeState, ProbeStatus
 from cgroup.hierarchy import Hierarchy
 
@@ -99,3 +99,15 @@ def test_a_record_without_a_name_is_not_passed_over(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("prefetchd: Recording '.' cannot be written")
+
+
+def test_the_lock_holds_on_a_disk_without_room_for_the_number_of_its_owner(tmp_path):
+    (tmp_path / "lock").symlink_to("/dev/full")
+    with run._only_instance(tmp_path):
+        pass
+    (tmp_path / "lock").unlink()
+    with run._only_instance(tmp_path):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+        other = rf"Another agent runs on this node \(pid {os.getpid()}\); stop it"
+        with pytest.raises(PrefetchdError, match=other), run._only_instance(tmp_path):
+            pass

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.forecast import told_too_little
 from agent.job_sample import JobSample, SignalSettings
 from agent.reference import learn
 from agent.signals import IoCounts, derive
@@ -366,6 +367,21 @@ def test_next_batch_from_the_past_and_from_hints():
     assert feed(samples)[-1].next_batch_bytes == pytest.approx(3 * MIB)
     hinted = [at(0, streams=(stream(source="hint", next_batch_bytes=4 * MIB),))]
     assert feed(hinted)[-1].next_batch_bytes == 4 * MIB
+
+
+@pytest.mark.parametrize(("read", "taken", "too_little"), [(2, 2.0, False), (4, 4.0, False), (12, 4.5, True)])
+def test_a_hint_that_tells_less_than_a_batch_reads_is_known(read, taken, too_little):
+    """3 MiB told: what storage delivers instead counts, up to half as much again."""
+    samples = [at(0, streams=(stream(source="hint", depth=4),), blocks={reads(): block(0)})]
+    for n in range(1, 40):
+        one = stream(source="hint", iterations=n, recent=(event(100 * n, depth=4),), depth=4, next_batch_bytes=3 * MIB)
+        samples.append(at(100 * n, streams=(one,), blocks={reads(): block(read * n)}))
+    found = feed(samples)
+    assert not told_too_little(found[1]), "it is believed at first"
+    assert found[-1].next_batch_bytes == pytest.approx(taken * MIB, rel=0.01)
+    assert found[-1].hinted_batch_bytes == 3 * MIB
+    assert found[-1].read_batch_bytes == pytest.approx(read * MIB, rel=0.01)
+    assert told_too_little(found[-1]) is too_little
 
 
 def test_cache_and_workers():

@@ -253,12 +253,17 @@ def test_look_inside_shows_what_is_in_order_and_the_way_to_the_store(states):
     one = states[-1]["jobs"][0]
     link = {"endpoint": "192.0.2.1:443", "connections": 4, "round_trip_seconds": 0.002, "retransmits": 3}
     told = one | {"queue_depth": 4.0, "queue_takeable": 1.0, "queue_capacity": 8.0, "links": [link]}
-    untold = {key: value for key, value in told.items() if key not in ("queue_takeable", "links")}
+    told["batch_note"] = "tells 3 MB a batch, reads 12 MB"
+    untold = {key: value for key, value in told.items() if key not in ("queue_takeable", "links", "batch_note")}
     texts = [
         "\n".join(shown(states[-1] | {"jobs": [job]}, View(inside=True, selected=one["id"]), Canvas(100, 60)))
         for job in (told, untold)
     ]
-    for words in ("queue 4/8 (1 in order)", "192.0.2.1:443  4 open, round trip 2 ms, 3 sent again"):
+    for words in (
+        "queue 4/8 (1 in order)",
+        "it tells 3 MB a batch, reads 12 MB",
+        "192.0.2.1:443  4 open, round trip 2 ms, 3 sent again",
+    ):
         assert [words in text for text in texts] == [True, False]
 
 
