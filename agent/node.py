@@ -14,6 +14,7 @@ from agent.config import Config, DeviceRule
 from agent.job_cgroup import read_weight
 from agent.jobs import PodInfo, PodLookup, no_pods, select_jobs
 from agent.signals import IoCounts, JobSample
+from agent.stacks import Stacks
 from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
 from bpf.link_state import interface_packets
 from bpf.probes import Probe
@@ -33,6 +34,7 @@ from cgroup.devices import Devices
 from cgroup.diskstats import parse_diskstats
 from cgroup.errors import CgroupError, DeviceRefused
 from cgroup.io_files import parse_io_stat
+from cgroup.mapped import passed_through
 from cgroup.mounts import Mounts
 from cgroup.tree import Cgroup, join
 from cgroup.watch import TreeWatch
@@ -77,6 +79,7 @@ class LocalNode:
         self._selected_at = 0.0
         self._traffic = UnmanagedTraffic()
         self._sysfs = Devices()
+        self._stacks = Stacks(probes, lambda device: passed_through(device, self._sysfs, devices))
         self._packets = NicPackets(interface_packets)
         self._links = JobLinks()
 
@@ -109,7 +112,7 @@ class LocalNode:
 
     def sample(self, now_ns: int) -> Sample:
         """What every probe reads now."""
-        merged = merge_samples(now_ns, tuple(probe.read(now_ns) for probe in self._probes))
+        merged = self._stacks.without(merge_samples(now_ns, tuple(probe.read(now_ns) for probe in self._probes)))
         if not merged.links:
             return merged
         return replace(merged, links=self._links.of(merged.links, self._watch.known.values(), self._jobs or ()))

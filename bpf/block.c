@@ -8,6 +8,9 @@
 // A bio is recorded where it starts (submit_bio, or block_bio_queue where functions cannot be traced) and accounted
 // where it ends (bio_endio, or block_rq_complete). The record holds the slot, so the owner is the one at the start:
 // later the dispatcher may be a kworker. Splitting makes new bios (`pieces`) whose record points to the first one.
+//
+// A mapped device that is looked through is not counted: what it passes on starts at block_bio_remap, which comes before
+// the blk-throttle of the device below.
 
 #define NSEC_PER_USEC 1000
 
@@ -150,10 +153,22 @@ int raw_bio_queued(struct bpf_raw_tracepoint_args *ctx)
     return c && c->only_listed ? start(TYPED, ctx->args[ARG_BIO_QUEUE_BIO], 1, 0) : 0;
 }
 
-// The same tracepoint where it is the earliest that can be seen.
+// The same tracepoint where it is the earliest that can be seen, except of what was remapped.
 int raw_bio_started(struct bpf_raw_tracepoint_args *ctx)
 {
+    struct record_t *record = find_record(number(ctx->args[ARG_BIO_QUEUE_BIO]));
+    if (record && record->submitted && !record->queued) {
+        record->queued = bpf_ktime_get_ns();
+        return 0;
+    }
     return start(TYPED, ctx->args[ARG_BIO_QUEUE_BIO], 1, 1);
+}
+
+// block_bio_remap: (bio, device that passes it on, …); the bio is the mapper's clone, on its way to the device below.
+int raw_bio_remapped(struct bpf_raw_tracepoint_args *ctx)
+{
+    u32 from = ctx->args[ARG_BIO_REMAP_BIO + 1], *how = devices.lookup(&from);
+    return how && *how == LOOKED_THROUGH ? start(TYPED, ctx->args[ARG_BIO_REMAP_BIO], 0, 0) : 0;
 }
 
 // block_split: `split` is the front, cut off and chained to the rest (bi_private); device mapper reports the bio itself.

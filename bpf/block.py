@@ -82,10 +82,13 @@ _ARGUMENTS = {
     "ARG_RQ_ISSUE_RQ": ("block_rq_issue", "request"),
     "ARG_RQ_COMPLETE_RQ": ("block_rq_complete", "request"),
     "ARG_SPLIT_BIO": ("block_split", "bio"),
+    "ARG_BIO_REMAP_BIO": ("block_bio_remap", "bio"),
     "ARG_BIO_COMPLETE_BIO": ("block_bio_complete", "bio"),
 }
 _ENUMERATORS = ("BIO_CLONED", "REQ_OP_READ", "REQ_OP_WRITE", "REQ_OP_ZONE_APPEND")
 
+_LISTED, _LOOKED_THROUGH = 1, 2
+"""What stands in the map `devices` (block_slots.h)."""
 
 _Attach = Callable[[str, str], None]
 """Attaches a function to a tracepoint: (tracepoint, function)."""
@@ -128,6 +131,8 @@ class BlockProbe:
     ) -> None:
         self._limits = limits
         self._managed: frozenset[int] = frozenset()
+        self._looked_through: frozenset[str] = frozenset()
+        self._see_remaps: Callable[[], None] | None = None
         self._program: Program | None = None
         self._slots: Records = np.zeros(0, BLOCK_SLOT)
         self._control: Records = np.zeros(1, BLOCK_CONTROL)
@@ -157,6 +162,7 @@ class BlockProbe:
         self._map_memory(program, devices)
         attach = program.attach_btf_tracepoint if macros["TYPED"] else program.attach_raw_tracepoint
         if self._climb(program, tiers, attach):
+            self._see_remaps = lambda: attach("block_bio_remap", "raw_bio_remapped")
             return True
         self._forget_memory()
         program.close()
@@ -198,7 +204,7 @@ class BlockProbe:
         if devices is not None:
             table = program.map("devices")
             for device in devices:
-                table[table.Key(device_number(device))] = table.Leaf(1)
+                table[table.Key(device_number(device))] = table.Leaf(_LISTED)
             self._control["only_listed"] = 1
 
     def _climb(self, program: Program, tiers: Collection[str], attach: _Attach) -> bool:
@@ -270,15 +276,38 @@ class BlockProbe:
         self._control["generation"] += 1
         self._recycle()
 
+    def look_through(self, devices: Collection[str]) -> None:
+        """Count nothing on these mapped devices (`maj:min`), but what they pass on, on the device that it goes to.
+
+        Replaces what was looked through before; counters of these devices are dropped. What a mapper's own threads
+        move from one disk to another is no job's. Raises ProbeError where the kernel does not tell what is passed on.
+        """
+        wanted = frozenset(devices)
+        if self._program is None or not self._tier:
+            return
+        if wanted and self._see_remaps is not None:  # costs the IO of partitions too: not before it is needed
+            self._see_remaps()
+            self._see_remaps = None
+        table = self._program.map("devices")
+        for device in self._looked_through - wanted:
+            with contextlib.suppress(KeyError):
+                del table[table.Key(device_number(device))]
+        for device in wanted - self._looked_through:
+            table[table.Key(device_number(device))] = table.Leaf(_LOOKED_THROUGH)
+        self._looked_through = wanted
+        self._control["generation"] += 1
+        self._recycle()
+
     def _recycle(self) -> None:
-        """Give the slots of cgroups no longer managed back to the kernel.
+        """Give the slots of cgroups no longer managed, and of devices looked through, back to the kernel.
 
         The epoch moves first, so that requests still in flight no longer touch a slot.
         """
+        passed = {device_number(device) for device in self._looked_through}
         live = np.nonzero(self._slots["live"].copy())[0]  # the kernel writes meanwhile, which numpy refuses
-        owners = self._slots["cgroup"][live].tolist()
-        for slot, owner in zip(live.tolist(), owners, strict=True):
-            if owner not in self._managed and owner != UNATTRIBUTED:
+        owners, devices = self._slots["cgroup"][live].tolist(), self._slots["device"][live].tolist()
+        for slot, owner, device in zip(live.tolist(), owners, devices, strict=True):
+            if device in passed or (owner not in self._managed and owner != UNATTRIBUTED):
                 self._free(slot)
 
     def _free(self, slot: int) -> None:

@@ -8,6 +8,8 @@
 #define WRITE_OP 1
 #define PF_KTHREAD 0x00200000  // include/linux/sched.h; user space sees it in /proc/PID/stat
 #define ROOT_CGROUP 1          // where kernel threads are
+#define LISTED 1               // in `devices`: counted, wherever in a stack it is
+#define LOOKED_THROUGH 2       // in `devices`: never counted, but what it passes on is, where that goes
 
 // One (cgroup, device, op), laid out in cache lines of 64 bytes: a start only reads, in the first, so that it waits for no
 // other CPU; what ends write is apart. Bios in flight are counted in block_flight.h's table, by user space. Mirrored by
@@ -36,7 +38,7 @@ struct slot_t {
 // One element, shared with user space. Mirrored by BLOCK_CONTROL in decode.py.
 struct control_t {
     u32 generation;   // what `resolved` holds from an earlier generation is stale
-    u32 only_listed;  // count the devices in `devices`, wherever in a stack they are, and no others
+    u32 only_listed;  // count the devices that `devices` lists, and no others
     u64 lost_in_flight;  // bios not recorded: no room
     u64 lost_slots;      // the same for want of a free slot
     u64 volatile address;  // of this element in the kernel, for number_of
@@ -149,6 +151,12 @@ static __always_inline u32 whole_device(u64 bdev)
     return word_at(disk + OFF_DISK_MAJOR) << 20 | word_at(disk + OFF_DISK_FIRST_MINOR);
 }
 
+static __always_inline int is_counted(struct control_t *c, u32 device)
+{
+    u32 *how = devices.lookup(&device);
+    return how ? *how == LISTED : !c->only_listed;
+}
+
 static __always_inline u32 slot_for(struct control_t *c, struct slot_key_t *key)
 {
     u32 *known = slot_of.lookup(key), slot = NO_SLOT;
@@ -197,7 +205,7 @@ static __always_inline u32 slot_of_cgroup(struct control_t *c, u64 id, u64 cgrou
     struct slot_key_t owner = {.cgroup = managed_ancestor(cgroup), .op = op};
     if (owner.cgroup) {
         owner.device = whole_device(bdev);
-        if (!c->only_listed || devices.lookup(&owner.device)) {
+        if (is_counted(c, owner.device)) {
             slot = slot_for(c, &owner);
             if (slot == NO_SLOT)
                 return NO_SLOT;
@@ -225,9 +233,7 @@ static __always_inline int is_nobodys(u64 charged)
 static __always_inline u32 unattributed_slot(struct control_t *c, u64 bdev, u32 op)
 {
     struct slot_key_t nobody = {.cgroup = 0, .device = whole_device(bdev), .op = op};
-    if (c->only_listed && !devices.lookup(&nobody.device))
-        return NO_SLOT;
-    return slot_for(c, &nobody);
+    return is_counted(c, nobody.device) ? slot_for(c, &nobody) : NO_SLOT;
 }
 
 // Who pays for a bio. A write belongs to the cgroup that it is charged to (the one that dirtied the page), a read to

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from bpf.samples import ProbeStatus, Sample
 
@@ -31,3 +31,11 @@ class Probe(Protocol):
 
     def close(self) -> None:
         """Detach and free; harmless when repeated."""
+
+
+@runtime_checkable
+class SeesThrough(Protocol):
+    """A probe that can count what a mapped device passes on where it goes, instead of on the mapped device."""
+
+    def look_through(self, devices: Collection[str]) -> None:
+        """Look through these (`maj:min`) and no others. Raises ProbeError where the kernel does not allow it."""

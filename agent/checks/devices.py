@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agent.checks.finding import Finding, failed, note, ok, warning
@@ -69,8 +69,10 @@ def check(facts: DeviceMap) -> Iterator[Finding]:
         yield failed(f"device.{name}", why, f"Correct the [[devices]] entry {name!r}.", "enforcing")
     if not facts.devices:
         yield note("device.none", "no disk of this host can be limited (loop, zram and RAM disks do not count)")
+    known = {one.device.device: one.device for one in facts.devices}
     for one in facts.devices:
         yield _medium(one)
+        yield from _joined(one, known)
         yield _capacity(one)
         yield from _rivals(one)
 
@@ -88,6 +90,28 @@ def _medium(facts: DeviceFacts) -> Finding:
         fix = f'Add medium = "ssd" (or "hdd") to the [[devices]] entry of /dev/{device.name}.'
         return warning(_name(facts, "medium"), f"{evidence}; a virtual disk says that it rotates, true or not", fix)
     return ok(_name(facts, "medium"), evidence)
+
+
+def _joined(facts: DeviceFacts, known: Mapping[str, BlockDevice]) -> Iterator[Finding]:
+    """A mapped device over disks of both media, such as dm-cache, that a rule makes one device of one medium."""
+    disks = _bottom(facts.device, known) if facts.device.kind == "dm" else ()
+    if facts.rule is None or len({disk.medium for disk in disks}) < 2:
+        return
+    evidence = f"named, so it counts as one {facts.device.medium}, though it joins disks of both media"
+    names = ", ".join(f"/dev/{disk.name} ({disk.medium})" for disk in disks)
+    yield warning(_name(facts, "joined"), evidence, f"Name the disks below in its place: {names}.")
+
+
+def _bottom(device: BlockDevice, known: Mapping[str, BlockDevice]) -> tuple[BlockDevice, ...]:
+    """The devices on which a stack of mapped devices stands."""
+    found: dict[str, BlockDevice] = {}
+    pending = [device]
+    while pending:
+        here = pending.pop()
+        if here.kind != "dm":
+            found[here.device] = here
+        pending.extend(known[member] for member in here.members if here.kind == "dm" and member in known)
+    return tuple(found[number] for number in sorted(found))
 
 
 def _capacity(facts: DeviceFacts) -> Finding:

@@ -105,9 +105,16 @@ _MAKE = {
 @contextlib.contextmanager
 def mounted(disk: Disk, file_system: str = "ext4") -> Iterator[Path]:
     """Make an xfs, or an ext4 without a journal, on the whole disk and mount it while the body runs."""
+    subprocess.run([*_MAKE[file_system], str(disk.node)], check=True, capture_output=True)
+    with mounted_again(disk) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def mounted_again(disk: Disk) -> Iterator[Path]:
+    """Mount the file system that is on the disk while the body runs."""
     folder = _MOUNTS / disk.name
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run([*_MAKE[file_system], str(disk.node)], check=True, capture_output=True)
     subprocess.run(["mount", "-o", "noatime", str(disk.node), str(folder)], check=True)
     try:
         yield folder

@@ -12,7 +12,10 @@ import pytest
 from bpf.block import BlockProbe
 from bpf.loader import Loader
 from bpf.samples import BlockKey, ProbeState
+from cgroup.devices import Devices
+from cgroup.mapped import passed_through, targets_of
 from tests.lab.disks import mounted
+from tests.lab.mapped import CACHE_BLOCK_BYTES, cache_reads, cached, disk_of, has_cache, mapped
 from tests.native import workload
 
 pytestmark = pytest.mark.guest
@@ -256,6 +259,70 @@ def test_a_listed_member_counts_below_the_mapped_device(loader, probe, cgroup, s
         assert counters(members, cgroup, ssd.number).bytes == report.bytes
         assert counters(members, cgroup, number) is None
     members.close()
+
+
+@contextlib.contextmanager
+def joined_map(first, second):
+    """A mapped device whose first 100 MiB lie on the one disk and the rest on the other."""
+    half = 100 << 11
+    table = f"0 {half} linear {first.number} 0\n{half} {half} linear {second.number} 0\n"
+    with mapped("lab-joined", table) as name:
+        yield disk_of(name)
+
+
+def test_a_device_that_is_looked_through_counts_on_the_disks_below(probe, watched, ssd, hdd):
+    """Also the wait at the cap of the disk below, which a job on the mapped device feels."""
+    with joined_map(ssd, hdd) as joined:
+        assert passed_through(joined.number, Devices()) == {joined.number}
+        assert passed_through(joined.number, Devices(), named=[joined.number]) == set()
+        before = workload.run(watched, "read", joined.node, MIB, 2)
+        assert counters(probe, watched, joined.number).bytes == before.bytes
+        probe.look_through([joined.number])
+        (watched / "io.max").write_text(f"{ssd.number} rbps={10 * MIB}")
+        try:
+            report = workload.run(watched, "read", joined.node, MIB, 20, 90 * MIB)
+        finally:
+            (watched / "io.max").write_text(f"{ssd.number} rbps=max")
+        assert counters(probe, watched, joined.number) is None
+        fast, slow = (counters(probe, watched, disk.number) for disk in (ssd, hdd))
+        assert (fast.bytes, slow.bytes) == (10 * MIB, 10 * MIB)
+        assert fast.requests == slow.requests == 10
+        assert fast.latency_ns + slow.latency_ns <= sum(report.times_ns)
+        if probe.status().tier != "tracepoint":
+            assert fast.throttle_ns > 0.5e9
+            assert slow.throttle_ns < 0.05 * slow.latency_ns
+        probe.look_through([])
+        after = workload.run(watched, "read", joined.node, MIB, 2)
+        assert counters(probe, watched, joined.number).bytes == after.bytes
+
+
+def test_what_is_written_through_a_cache_counts_once_on_each_disk(probe, watched, ssd, hdd):
+    """To the disk always, to the SSD where the block is there; what the mapper moves by itself is nobody's."""
+    if not has_cache():
+        pytest.skip("this kernel has no dm-cache (modprobe dm-cache dm-cache-smq)")
+    with cached(hdd, ssd, 16 * MIB) as cache:
+        passed = passed_through(cache.number, Devices())
+        assert cache.number in passed
+        probe.look_through(passed)
+        for _ in range(20):
+            workload.run(watched, "read", cache.node, CACHE_BLOCK_BYTES, 32)
+            if cache_reads().promotions >= 32:
+                break
+        moved = counters(probe, watched, ssd.number, "write")
+        report = workload.run(watched, "write", cache.node, CACHE_BLOCK_BYTES, 32)
+        fast, slow = (counters(probe, watched, disk.number, "write") for disk in (ssd, hdd))
+        truth = [io_stat(watched, disk.number)["wbytes"] for disk in (ssd, hdd)]
+        probe.look_through([])
+    assert moved is None
+    assert truth == [report.bytes, report.bytes]
+    assert (fast.bytes, fast.requests) == (report.bytes, report.calls)
+    assert (slow.bytes, slow.requests) == (report.bytes, report.calls)
+
+
+def test_a_plain_mapped_device_of_one_medium_is_not_looked_through(ssd):
+    with linear_map(ssd) as (_, number):
+        assert targets_of(number) == {"linear"}
+        assert passed_through(number, Devices()) == set()
 
 
 def test_descendants_count_for_the_pod(probe, watched, ssd):

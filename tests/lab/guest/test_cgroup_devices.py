@@ -1,6 +1,5 @@
 """Which devices honour io.max on a stock kernel, and what the kernel's own trees say of them."""
 
-import contextlib
 import select
 import subprocess
 import time
@@ -20,6 +19,7 @@ from cgroup.stacks import enforcement_targets
 from cgroup.tree import cgroup_id, missing_delegation, walk
 from cgroup.watch import TreeWatch
 from tests.contract.nodes import number_of, power_down, power_up
+from tests.lab.mapped import mapped
 
 pytestmark = pytest.mark.guest
 MIB = 1 << 20
@@ -60,18 +60,6 @@ def capped(cgroup, device, node):
     (cgroup / "io.max").write_text(f"{device} rbps=max")
     print(f"{node}, cap on {device}: {free / MIB:.0f} MiB/s free, {limited / CAP:.2f} of the cap")
     return free, limited
-
-
-@contextlib.contextmanager
-def mapped(name, table):
-    """A device-mapper device."""
-    subprocess.run(["dmsetup", "create", name, "--noudevsync"], input=table, text=True, check=True)
-    try:
-        subprocess.run(["dmsetup", "mknodes", name], check=True)
-        info = ["dmsetup", "info", "-c", "--noheadings", "-o", "blkdevname", name]
-        yield subprocess.run(info, capture_output=True, text=True, check=True).stdout.strip()
-    finally:
-        subprocess.run(["dmsetup", "remove", "--noudevsync", "--retry", name], check=True)
 
 
 def test_a_limit_on_a_mapped_device_is_honoured_there(cgroup, disks):

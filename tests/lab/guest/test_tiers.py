@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.pid import DEAD_ZONE, OUTPUT_LIMIT
-from agent.smoothing import clip
 from tests.lab import groups
 from tests.lab.disks import mounted, write_file
+from tests.lab.media import by_medium, count_weighed
 from tests.lab.rearrange_data import MIB
 from tests.lab.rearrange_job import READ_BYTES
 from tests.lab.rearrange_runs import drop_caches, running_agent, started, state
@@ -76,10 +75,6 @@ def seen(tmp_path_factory, ssd, hdd):
     return looks
 
 
-def by_medium(row):
-    return {one["medium"]: one for one in row["devices"]}
-
-
 def settled(seen, phase):
     """The looks of a phase in which it has lasted for long enough."""
     start = sum(length for length, _ in PHASES[:phase])
@@ -105,26 +100,9 @@ def test_each_medium_has_a_pool_and_a_controller_of_its_own(seen):
 
 def test_the_merged_output_weighs_the_controllers_by_the_bytes_on_each_medium(seen):
     """Of every look at which the job had something to ask for."""
-    checked = 0
-    for _, row, _ in seen:
-        here = by_medium(row)
-        if len(here) < 2 or not all(one["pid"] for one in here.values()):
-            continue
-        shares = {medium: one["access_ratio"] for medium, one in here.items()}
-        own = {medium: own_output(one["pid"]) for medium, one in here.items()}
-        expected = sum(own[medium] * shares[medium] for medium in here) / sum(shares.values())
-        outputs = [one["pid"]["output"] for one in here.values()]
-        assert outputs == [pytest.approx(expected, abs=1e-3)] * 2, row
-        checked += abs(own["ssd"] - own["hdd"]) > 0.01
+    checked = count_weighed(row for _, row, _ in seen)
     print(f"{checked} looks at which the two controllers differed")
     assert checked >= 5
-
-
-def own_output(terms):
-    """What a controller of one medium says by itself."""
-    if abs(terms["error_points"]) < DEAD_ZONE:
-        return 0.0
-    return clip(terms["proportional"] + terms["integral"] + terms["derivative"], -OUTPUT_LIMIT, OUTPUT_LIMIT)
 
 
 def test_the_job_starves_only_while_its_reads_go_to_the_slow_medium(seen):

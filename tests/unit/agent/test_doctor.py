@@ -327,6 +327,27 @@ def lay_out(root: Path, files: dict[str, str | bytes]) -> Host:
 CGROUP2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 
 
+def test_a_cache_of_both_media_that_is_named_in_place_of_its_disks():
+    def mapped(number, *members, medium="ssd"):
+        name = f"dm-{number[4:]}"
+        return BlockDevice(number, name, medium, rotational=False, size_bytes=1, kind="dm", members=members)
+
+    spinning = BlockDevice("8:0", "sda", "hdd", rotational=True, size_bytes=1, kind="disk")
+    stack = [mapped("253:0", "253:1", "253:2", medium="hdd"), mapped("253:1", "259:0"), mapped("253:2", "8:0")]
+
+    def findings(*ruled):
+        rows = [
+            devices.DeviceFacts(one, "none", 0, virtual=False, rule=FULL_RULE if one.device in ruled else None)
+            for one in (*stack, DISK, spinning)
+        ]
+        return [one for one in devices.check(devices.DeviceMap(tuple(rows))) if one.name.endswith(".joined")]
+
+    assert findings() == findings("259:0", "8:0", "253:1") == []
+    (told,) = findings("253:0")
+    assert (told.name, told.result) == ("device.dm-0.joined", Result.WARNING)
+    assert "/dev/nvme0n1 (ssd), /dev/sda (hdd)" in told.fix
+
+
 def test_gathering_from_a_made_up_host(tmp_path):
     host = lay_out(
         tmp_path,
