@@ -35,7 +35,6 @@ write_bytes_per_second = 150_000_000
 read_requests_per_second = 120
 write_requests_per_second = 120
 [rearrange]
-memory_mib = 96
 {rearrange}
 [probes]
 nfs = false
@@ -169,10 +168,13 @@ def demanding(folder: Path, kind: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def agent_of(folder: Path, device: str, *rearrange: str, mode: str = "enforce") -> Iterator[subprocess.Popen[bytes]]:
+def agent_of(
+    folder: Path, device: str, *rearrange: str, mode: str = "enforce", memory_mib: int = 96
+) -> Iterator[subprocess.Popen[bytes]]:
     """A running agent that is ready, with these lines in [rearrange]; asked to end afterwards, if it still lives."""
     config, log = folder / "agent.toml", folder / "agent.log"
-    config.write_text(CONFIG.format(device=device, rearrange="\n".join(rearrange)))
+    lines = [f"memory_mib = {memory_mib}", *rearrange]
+    config.write_text(CONFIG.format(device=device, rearrange="\n".join(lines)))
     with running_agent(config, log, mode) as agent:
         yield agent
 

@@ -29,6 +29,8 @@ MOVING_SECONDS = 300.0
 SHARDS = {"kind": "shards", "workers": 2, "queue": 4, "batch_bytes": 2 * MIB, "compute_seconds": 0.01}
 VICTIM = SHARDS | {"memory_bytes": 48 * MIB}
 OTHER = SHARDS | {"batch_bytes": MIB, "compute_seconds": 0.15}
+AHEAD = {"memory_mib": 24}
+"""Of what is read ahead: the set must not fit into the caches, or nobody waits for its seeks."""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,7 @@ def before(request, tmp_path_factory, data):
     for kind in sorted({kind for kind, _ in chosen}):
         mount, number = data(kind), find_disk(DISKS[kind]).number
         sets = {seed: fresh(mount, f"set{seed}") for one, seed in sorted(chosen) if one == kind}
-        with agent_of(tmp_path_factory.mktemp("still"), number):
+        with agent_of(tmp_path_factory.mktemp("still"), number, **AHEAD):
             contiguous = waited(victim=mount / "mended")["victim"]
             for seed, folder in sets.items():
                 beside = waited(victim=folder, other=mount / "many")
@@ -120,7 +122,7 @@ def agent(request, before, tmp_path_factory):
             if current.get("kind") != kind:
                 stack.close()
                 folder = tmp_path_factory.mktemp("moves")
-                stack.enter_context(agent_of(folder, find_disk(DISKS[kind]).number, "defragment = true"))
+                stack.enter_context(agent_of(folder, find_disk(DISKS[kind]).number, "defragment = true", **AHEAD))
                 current["kind"] = kind
 
         yield on
@@ -132,7 +134,7 @@ def test_killed_in_the_middle_every_file_is_whole(data, tmp_path, kind):
     folder = fresh(data(kind), "killed")
     before = checksums(folder)
     with (
-        agent_of(tmp_path, find_disk(DISKS[kind]).number, "defragment = true") as agent,
+        agent_of(tmp_path, find_disk(DISKS[kind]).number, "defragment = true", **AHEAD) as agent,
         jobs(90, victim=folder) as logs,
     ):
         wait_until(lambda: movers() & {"e4defrag", "xfs_fsr"}, 80, lambda: (moving(), state().get("rearrange")))
