@@ -12,6 +12,7 @@ import msgspec
 
 from agent.errors import UsageError
 from agent.toml_text import convert, parse_toml, quoted, read_text
+from bpf.endpoints import parse_endpoint
 
 Mode = Literal["observe", "dry-run", "enforce"]
 PolicyName = Literal["adaptive", "paper"]
@@ -319,6 +320,11 @@ def _check(config: Config, source: str) -> None:
         if broken:
             raise ConfigError(f"{source}: {text()}; correct it.")
     _check_paths(config, source)
+    for index, endpoint in enumerate(config.probes.object_endpoints):
+        try:
+            parse_endpoint(endpoint)
+        except ValueError as error:
+            raise ConfigError(f"{source}: key 'probes.object_endpoints[{index}]': {error}; correct it.") from None
     patterns = [rule.cgroup for rule in config.jobs] + [rule.cgroup for rule in config.best_effort]
     for pattern in patterns:
         if not pattern.startswith("/") or ".." in pattern.split("/"):

@@ -16,10 +16,11 @@ import stat
 import struct
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from agent import hint
+from agent.errors import reason
 from agent.hint_senders import SenderTable
 from agent.hint_wire import Hint, Stream, parse_hint
 from bpf.samples import ProbeState, ProbeStatus, Sample
@@ -36,6 +37,12 @@ MAX_STREAMS_PER_SENDER = 16
 
 LOOK_AGAIN_NS = 5_000_000_000
 """How often the listener makes sure that its socket can still be found."""
+
+RESULTS = (
+    "received", "missed", "malformed", "flooded", "too_many_streams", "unmanaged", "unknown_sender", "evicted",
+)  # fmt: skip
+"""What becomes of datagrams: all that came, those for which senders found no room, and why some do not count. `evicted`
+are senders that had to make room for others."""
 
 QUEUED_DATAGRAMS = 512
 """Room between two reads: the kernel's own default of 10 is less than what a node of training jobs sends in 100 ms."""
@@ -130,9 +137,10 @@ class HintListener:
             fresh = open_hint_socket(self._path)
             self._inode = self._path.lstat().st_ino
         except OSError as error:
-            if str(error) != self._why:
-                log.warning("no hint channel: %s", error)
-            self._why = str(error)
+            why = f"the socket {str(self._path)!r} cannot be made ({reason(error)})"
+            if why != self._why:
+                log.warning("no hint channel: %s", why)
+            self._why = why
             return
         if self._socket is not None:
             log.warning("the hint socket %s was removed; it is there again", self._path)
@@ -156,11 +164,8 @@ class HintListener:
         open_state = ProbeState.DEGRADED if self._why else ProbeState.ATTACHED
         state = ProbeState.UNAVAILABLE if self._socket is None else open_state
         lost = self._counts["flooded"] + self._counts["missed"] + self._senders.refusals["evicted"]
-        return ProbeStatus(self.name, state, self._why, lost_events=lost)
-
-    def counters(self) -> Mapping[str, int]:
-        """Datagrams by what became of them: received, malformed, flooded, unknown_sender, unmanaged, and so on."""
-        return dict(self._counts + self._senders.refusals)
+        counts = self._counts + self._senders.refusals
+        return ProbeStatus(self.name, state, self._why, lost_events=lost, counts=tuple((r, counts[r]) for r in RESULTS))
 
     def fileno(self) -> int:
         """The socket's descriptor for the loop's select."""

@@ -394,8 +394,11 @@ def _probe_families(report: TickReport) -> Families:
     status = _gauge("probe_status", "2 attached, 1 degraded, 0 unavailable.", ("probe",))
     lost = _counter("lost_events", "Events or requests that a probe could not account.", ("probe",))
     fill = _gauge("map_fill_ratio", "Used part of a probe's table, 0 to 1.", ("probe",))
+    hints = _counter("hints", "Hints of training code by what became of them.", ("result",))
     for probe in report.probes:
+        for result, count in probe.counts:
+            _set(hints, [result], count)
         _set(status, [probe.name], PROBE_STATES[probe.state])
         _set(lost, [probe.name], probe.lost_events)
         _set(fill, [probe.name], probe.map_fill_ratio)
-    yield from (status, lost, fill)
+    yield from (status, lost, fill, hints)

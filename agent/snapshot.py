@@ -59,6 +59,7 @@ def probe_row(status: ProbeStatus) -> dict[str, Any]:
         "detail": status.detail,
         "tier": status.tier,
         "lost": status.lost_events,
+        "counts": dict(status.counts),
     }
 
 

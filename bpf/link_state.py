@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 from pyroute2 import DiagSocket, IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from bpf.endpoints import ANY_PEER, format_endpoint, parse_endpoint
 from bpf.net_namespaces import StrandedError, find_namespaces, own_namespace, visited
-from bpf.object_store import ANY_PEER, format_endpoint, parse_endpoint
 from bpf.samples import LinkState, ObjectKey, ProbeState, ProbeStatus, Sample
 
 LOOK_EVERY_SECONDS = 5.0

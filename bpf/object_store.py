@@ -8,7 +8,6 @@ and with clients that take them before they ask (GnuTLS, seen with s3fs) they co
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import socket
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from bpf.btf import BtfError
 from bpf.decode import decode_object
+from bpf.endpoints import ANY_PEER, format_endpoint, parse_endpoint
 from bpf.loader import HISTOGRAM_HEADER, MEMORY_HEADER, Loader, ProbeError, Program
 from bpf.owners import OWNER_HEADER, Owners
 from bpf.reasons import Reason, failed
@@ -23,7 +23,6 @@ from bpf.samples import ObjectCounters, ObjectKey, ProbeState, ProbeStatus, Samp
 
 SOURCE = Path(__file__).with_name("object_store.c")
 TIERS = ("fentry", "kprobe", "tracepoint")
-ANY_PEER = ("*:80", "*:443", "*:9000")
 TLS_PORTS = frozenset({443})
 
 _FIELDS = {
@@ -142,34 +141,6 @@ class ObjectStoreProbe:
     def close(self) -> None:
         """Detach and free."""
         self._drop()
-
-
-def parse_endpoint(text: str) -> tuple[bytes, int]:
-    """Address as 16 bytes (IPv4 mapped, all zero for `*`) and port of `address:port`."""
-    host, colon, port = text.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    try:
-        number = int(port) if port.isascii() and port.isdecimal() else 0
-        address = ipaddress.ip_address(host[1:-1] if is_bracketed else host) if host != "*" else None
-    except ValueError as error:
-        raise ValueError(f"endpoint {text!r} is not address:port, [address]:port or *:port") from error
-    if not colon or not 0 < number < 65536:
-        raise ValueError(f"endpoint {text!r} has no port between 1 and 65535")
-    if address is None:
-        return bytes(16), number
-    if address.is_unspecified:
-        raise ValueError(f"endpoint {text!r} is nobody's address; write *:{number} for any")
-    if address.version == 6:
-        if not is_bracketed:
-            raise ValueError(f"endpoint {text!r} may be read in two ways; write [address]:port")
-        return address.packed, number
-    return bytes(10) + b"\xff\xff" + address.packed, number
-
-
-def format_endpoint(address: bytes, port: int) -> str:
-    """`address:port` of an address of 16 bytes."""
-    full = ipaddress.IPv6Address(address)
-    return f"{full.ipv4_mapped}:{port}" if full.ipv4_mapped else f"[{full}]:{port}"
 
 
 def _attach_fentry(program: Program) -> None:

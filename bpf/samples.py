@@ -30,6 +30,7 @@ class ProbeStatus:
     """The state of one probe, with the reason wherever it is not plainly attached.
 
     `why` is one clause on what is not seen; `detail` quotes what the compiler and the kernel said of each attempt.
+    `counts` is what became of the messages that reached it, where others send them, by result.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ProbeStatus:
     lost_events: int = 0
     map_fill_ratio: float | None = None
     detail: str = ""
+    counts: tuple[tuple[str, int], ...] = ()
 
 
 class BlockKey(NamedTuple):

@@ -21,3 +21,12 @@ def progress_of(path: Path) -> Iterator[Callable[[int], object]]:
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("", total=path.stat().st_size)
         yield lambda read: bar.update(task, completed=read)
+
+
+@contextmanager
+def complaints() -> Iterator[list[str]]:
+    """Sentences that are told on standard error at the end, below the bar and before a result."""
+    told: list[str] = []
+    yield told
+    for sentence in told:
+        print(f"prefetchd: {sentence}", file=sys.stderr)

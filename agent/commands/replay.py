@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import config
-from agent.commands.progress import progress_of
+from agent.commands.progress import complaints, progress_of
 from agent.errors import UsageError
 from agent.recording import read
 from agent.recording.replay import Comparison, Difference, compare, replay
@@ -55,8 +55,8 @@ def main(args: argparse.Namespace) -> int:
     if args.list < 0:
         raise UsageError(f"--list {args.list} is negative; give the number of differences to show.")
     chosen = config.load(args.config) if args.config else None
-    with progress_of(args.file) as progress:
-        told = compare(replay(read(args.file, progress), chosen, args.policy), keep=args.list)
+    with complaints() as damage, progress_of(args.file) as progress:
+        told = compare(replay(read(args.file, progress, damage.append), chosen, args.policy), keep=args.list)
     if args.json:
         print(json.dumps(_document(told), indent=1))
     else:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from agent.commands import options
-from agent.commands.progress import progress_of
+from agent.commands.progress import complaints, progress_of
 from agent.errors import PrefetchdError, UsageError
 from agent.recording import read
 from agent.report.gather import gather
@@ -46,8 +46,10 @@ def main(args: argparse.Namespace) -> int:
     if args.jobs < 0:
         raise UsageError(f"--jobs {args.jobs} is negative; give how many jobs are to have pictures.")
     options.refuse_same_file(args.output, args.file, "the recording")
-    with progress_of(args.file) as progress:
-        story = gather(read(args.file, progress))
+    with complaints() as damage, progress_of(args.file) as progress:
+        story = gather(read(args.file, progress, damage.append))
+    if not story.passes and damage:
+        raise PrefetchdError(f"Recording {str(args.file)!r} holds no pass that can be read.")
     if not story.passes:
         raise PrefetchdError(f"Recording {str(args.file)!r} holds no pass yet; let the agent run a moment longer.")
     page = render(story, args.title or args.file.name, args.jobs)

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from agent import kube
 from agent.__main__ import version
-from agent.config import Config, ConfigError, Mode
+from agent.config import Config, Mode
 from agent.errors import CannotEnforceError
 from agent.hint_listener import HintListener
 from agent.history import History
@@ -26,11 +26,12 @@ from agent.settings import pay_settings, stop_settings
 from agent.snapshot import snapshot
 from bpf.block import BlockProbe
 from bpf.dataloader import DataLoaderProbe
+from bpf.endpoints import ANY_PEER
 from bpf.fuse import FuseProbe
 from bpf.link_state import LinkProbe
 from bpf.loader import Loader
 from bpf.nfs import NfsProbe
-from bpf.object_store import ANY_PEER, ObjectStoreProbe
+from bpf.object_store import ObjectStoreProbe
 from bpf.page_cache import PageCacheProbe
 from bpf.probes import Probe
 from bpf.workers import WorkersProbe
@@ -53,7 +54,7 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
         (wanted.nfs, lambda: NfsProbe(loader)),
         (wanted.fuse, lambda: FuseProbe(loader)),
         (wanted.page_cache, lambda: PageCacheProbe(loader)),
-        (wanted.object_store, lambda: _object_store(config, loader)),
+        (wanted.object_store, lambda: ObjectStoreProbe(loader, endpoints=_endpoints(config))),
         (wanted.object_store, lambda: LinkProbe(_endpoints(config), root=Path(root))),
         (wanted.dataloader, lambda: DataLoaderProbe(loader)),
         (wanted.workers, lambda: WorkersProbe(loader)),
@@ -64,13 +65,6 @@ def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
 
 def _endpoints(config: Config) -> Collection[str]:
     return config.probes.object_endpoints or ANY_PEER
-
-
-def _object_store(config: Config, loader: Loader) -> Probe:
-    try:
-        return ObjectStoreProbe(loader, endpoints=_endpoints(config))
-    except ValueError as error:
-        raise ConfigError(f"probes.object_endpoints: {error}") from None
 
 
 def make_pods(stack: contextlib.ExitStack) -> kube.PodWatch | None:

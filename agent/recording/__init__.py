@@ -28,7 +28,8 @@ iterations, at least once a second. So a replay runs on exactly what the agent h
 
 Version 1 had no `takeable`, in streams and iterations: there the depth stands for it, as when it was written.
 
-A frame that is cut short, or whose CRC is wrong, ends the reading; all before it is good.
+A frame that is cut short, or whose CRC is wrong, makes what is left of its segment unreadable; all before it is good,
+and reading goes on at the next head. So a file that was torn is continued at its very end, and nothing is cut off.
 """
 
 from agent.recording.reader import Moment, RecordingError, Segment, read

@@ -40,7 +40,7 @@ class Recorder:
     def __init__(
         self, path: FilePath, config: Config, *, software: str = "", max_bytes: int = MAX_BYTES, policy: str = ""
     ) -> None:
-        """Open the file; what a torn one has behind its last good frame is cut off. Raises PrefetchdError."""
+        """Open the file, to go on at its end, torn or not: the head tells where. Raises PrefetchdError."""
         self.problem = ""
         self.bytes = 0
         self._max_bytes = max_bytes
@@ -56,13 +56,11 @@ class Recorder:
         self._flushed_at: float | None = None
         try:
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640), "r+b")
-            self.bytes = good_length(self._file)
-            size = self._file.seek(0, os.SEEK_END)
-            if size and not self.bytes:
+            is_recording = good_length(self._file) > 0
+            self.bytes = self._file.seek(0, os.SEEK_END)
+            if self.bytes and not is_recording:
                 self._file.close()
                 raise PrefetchdError(f"File {str(path)!r} exists and is no recording; choose another name.")
-            self._file.truncate(self.bytes)
-            self._file.seek(self.bytes)
         except OSError as error:
             raise PrefetchdError(
                 f"Recording {str(path)!r} cannot be written ({error.strerror}); choose another path."

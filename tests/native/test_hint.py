@@ -98,7 +98,7 @@ def test_two_jobs_are_told_apart_and_strangers_ignored(make_cgroup, listener, st
     assert {cgroup: stream.iterations for cgroup, stream in seen.items()} == {ids[0]: 30, ids[1]: 50}
     assert seen[ids[0]].wait_ns == 30 * 1_000_000
     assert seen[ids[0]].capacity == 4
-    assert listener.counters()["unmanaged"] == 20
+    assert dict(listener.status().counts)["unmanaged"] == 20
 
 
 def test_stream_goes_with_its_process(make_cgroup, listener, start):
@@ -120,7 +120,7 @@ def test_socket_holds_what_comes_between_two_reads(listener, path, monkeypatch):
         hint.iteration(1)
     hint._channel.close()
     listener.read(time.monotonic_ns())
-    assert listener.counters()["received"] == 200
+    assert dict(listener.status().counts)["received"] == 200
     assert Path("/proc/sys/net/unix/max_dgram_qlen").read_text() == limit
 
 

@@ -165,6 +165,17 @@ def test_what_is_read_is_not_written_over(told_file, tmp_path):
         assert kept.read_bytes() == before
 
 
+@pytest.mark.parametrize("command", [("replay", "--check"), ("report", "-o", "-")])
+def test_damage_is_told_beside_what_could_be_read(command, told_file):
+    passes = frame(PASSES, zlib.compress(msgspec.msgpack.encode([[1.0, 1, [], [], [], [], [], None, None]])))
+    told_file.write_bytes(told_file.read_bytes() + passes + b"\0" * 50)
+    done = run(*command, str(told_file))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    assert "is damaged from byte" in done.stderr
+
+
 @pytest.fixture
 def told_file(tmp_path):
     """The shortest file that is a recording."""

@@ -60,6 +60,12 @@ def test_shipped_examples_are_valid_when_uncommented():
         ('[hint]\nsocket = "/' + "x" * 100 + '"', ["hint.socket", "96 bytes"]),
         ('[[jobs]]\ncgroup = "/a"\nlabel = "=true"', ["'=true'", "no key"]),
         ("jobs = 3", ["'jobs'", "3"]),
+        ("[jobs]", ["'jobs'", "{}", "which [[jobs]] makes"]),
+        ('mode = "enforced"', ["'mode'", "'enforced'", "one of observe, dry-run, enforce"]),
+        ('[[devices]]\ndevice = "sda"\nmedium = "tape"', ["'devices[0].medium'", "'tape'", "one of ssd, hdd"]),
+        ("[pid.ssd]\nkp = true", ["'pid.ssd.kp'", "true", "expected a number"]),
+        ("[probes]\nobject_endpoints = ['host:9000']", ["'probes.object_endpoints[0]'", "'host:9000'", "address:port"]),
+        ("[probes]\nobject_endpoints = ['*:80', '::1:9000']", ["object_endpoints[1]", "'::1:9000'", "[address]:port"]),
     ],
 )
 def test_refusal_is_one_sentence_naming_key_and_value(text, words):
@@ -108,3 +114,14 @@ def test_a_byte_order_mark_is_passed_over(tmp_path):
 def test_missing_file_is_a_sentence(tmp_path):
     with pytest.raises(config.ConfigError, match="cannot be read"):
         config.load(tmp_path / "none.toml")
+
+
+def test_a_file_without_an_end_is_not_read_to_it():
+    with pytest.raises(config.ConfigError, match="'/dev/zero' has more than 4 MiB; give the path of a TOML file"):
+        config.load(Path("/dev/zero"))
+
+
+def test_bytes_that_are_no_text_are_told_as_such(tmp_path):
+    (tmp_path / "node.toml").write_bytes(b'mode = "\xff"')
+    with pytest.raises(config.ConfigError, match=r"is no UTF-8 text \(byte 0xff at 8\)"):
+        config.load(tmp_path / "node.toml")

@@ -6,13 +6,17 @@ import select
 import socket
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent import hint, hint_listener
 from agent.hint_listener import HintListener
+from agent.metrics import ReportCollector
+from agent.snapshot import snapshot
 from bpf.samples import ProbeState
+from tests.unit.agent.made_reports import story
 
 
 @pytest.fixture
@@ -124,7 +128,10 @@ def test_other_file_at_the_path_is_left_alone(node, path):
     path.parent.mkdir()
     path.write_text("precious")
     listener = HintListener(path, node[1], node[2])
-    assert "not a socket" in listener.status().why
+    assert (
+        listener.status().why
+        == f"the socket {str(path)!r} cannot be made (not a socket; remove it or choose another path)"
+    )
     listener.close()
     assert path.read_text() == "precious"
 
@@ -142,7 +149,23 @@ def test_malformed_costs_a_counter_and_nothing_else(listener, raw):
         raw.send(bad)
     raw.send(datagram())
     assert [stream.iterations for stream in listener.read(now()).streams] == [1]
-    assert listener.counters() == {"received": 6, "malformed": 5}
+    assert {result: count for result, count in listener.status().counts if count} == {"received": 6, "malformed": 5}
+
+
+def test_what_became_of_hints_is_exported(listener, raw):
+    """An operator whose training code sends from the wrong cgroup, or sends nonsense, finds out."""
+    raw.send(b"x")
+    raw.send(datagram())
+    listener.read(now())
+    listener.manage(set())
+    raw.send(datagram())
+    listener.read(now())
+    report, _ = next(story(1.0))
+    seen = replace(report, probes=(*report.probes, listener.status()))
+    families = {family.name: family for family in ReportCollector(lambda: seen, "1").collect()}
+    told = {sample.labels["result"]: sample.value for sample in families["prefetchd_hints"].samples}
+    assert told == dict.fromkeys(hint_listener.RESULTS, 0) | {"received": 3, "malformed": 1, "unmanaged": 1}
+    assert snapshot(seen)["probes"][-1]["counts"] == told
 
 
 def test_flood_is_cut_and_counted(listener, raw, monkeypatch):
@@ -152,7 +175,7 @@ def test_flood_is_cut_and_counted(listener, raw, monkeypatch):
             raw.send(datagram())
         (stream,) = listener.read(now()).streams
     assert 20 <= stream.iterations <= 40  # the test may straddle the start of another second
-    assert listener.counters()["flooded"] == 50 - stream.iterations
+    assert dict(listener.status().counts)["flooded"] == 50 - stream.iterations
     assert listener.status().lost_events == 50 - stream.iterations
 
 
@@ -161,7 +184,7 @@ def test_streams_of_one_sender_are_bounded(listener, raw):
         raw.send(datagram(stream=stream))
         streams = listener.read(now()).streams
     assert len(streams) == hint_listener.MAX_STREAMS_PER_SENDER
-    assert listener.counters()["too_many_streams"] == 3
+    assert dict(listener.status().counts)["too_many_streams"] == 3
 
 
 def test_one_read_takes_a_bounded_number(listener, raw, monkeypatch):
@@ -176,7 +199,7 @@ def test_unmanaged_sender_is_counted_and_ignored(listener, raw):
     listener.manage(set())
     raw.send(datagram())
     assert listener.read(now()).streams == ()
-    assert listener.counters()["unmanaged"] == 1
+    assert dict(listener.status().counts)["unmanaged"] == 1
 
 
 def test_passed_descriptors_are_not_taken(listener, raw):

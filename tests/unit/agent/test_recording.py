@@ -3,10 +3,12 @@
 import errno
 import io
 import json
+import os
 import random
 import subprocess
 import sys
 import tempfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,8 @@ from agent.recording.frames import HEAD, PASSES, frame, frames, good_length
 from agent.recording.inputs import flatten, unflatten
 from agent.recording.outputs import SCALES
 from agent.recording.replay import Tally, compare, replay, with_rules
+from agent.report.gather import gather
+from agent.report.page import render
 from agent.snapshot import snapshot
 from agent.types import Capacity
 from bpf.samples import (
@@ -225,6 +229,89 @@ def test_a_torn_recording_is_continued_behind_its_last_good_frame(told, tmp_path
     assert [moments[0].segment.policy, moments[-1].segment.policy] == ["adaptive", "paper"]
     with path.open("rb") as opened:
         assert good_length(opened) == path.stat().st_size
+
+
+def test_what_was_recorded_after_a_damage_is_found_and_kept(told, tmp_path):
+    """Wherever a bit flips in the first run: its passes up to there, all of the second, and a third goes on behind."""
+    path = tmp_path / "damaged.rec"
+    record(path, told[:30])
+    first = path.stat().st_size
+    record(path, told[30:60], config=Config(policy="paper"))
+    whole = path.read_bytes()
+    second = [moment.time for moment in read(path)][30:]
+    for place in random.Random(5).sample(range(first), 40):
+        path.write_bytes(whole[:place] + bytes((whole[place] ^ 0x04,)) + whole[place + 1 :])
+        complaints = []
+        times = [moment.time for moment in read(path, complain=complaints.append)]
+        assert times[-30:] == second
+        assert len(times) < 60
+        assert len(complaints) == 1
+        assert f"to {first:,} of {len(whole):,}; what was recorded there is left out." in complaints[0]
+    damaged = path.read_bytes()
+    before = len(list(read(path)))
+    record(path, told[60:70])
+    assert path.read_bytes()[: len(damaged)] == damaged
+    assert len(list(read(path))) == before + 10
+
+
+def test_a_sound_recording_is_not_complained_of(file):
+    complaints = []
+    assert list(read(file, complain=complaints.append))
+    assert complaints == []
+
+
+@pytest.mark.parametrize("gap", [0, 1, 2**20 - 9, 2**20, 2**20 + 1, 3 * 2**20])
+def test_a_head_is_found_wherever_it_lies(told, tmp_path, gap):
+    path = tmp_path / "far.rec"
+    record(path, told[:3])
+    rest = path.read_bytes()
+    path.write_bytes(rest[:-1] + bytes(gap) + rest)
+    complaints = []
+    assert len(list(read(path, complain=complaints.append))) >= 3
+    assert complaints
+
+
+NONSENSE = (None, -1, 2**63, 1e308, float("nan"), float("inf"), "", "x", [], [[]], {}, True, b"\xff", "a\nb")
+
+
+def spoiled(value, chance):
+    """The value with one part, however deep, that is something else."""
+    if isinstance(value, list | dict) and value and chance.random() < 0.9:
+        place = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
+        changed = value.copy()
+        changed[place] = spoiled(value[place], chance)
+        return changed
+    return chance.choice(NONSENSE)
+
+
+def test_frames_of_a_broken_program_are_a_sentence_not_a_defect(told, tmp_path):
+    """The CRC is right and what it covers makes no sense: whatever is read of it can be replayed and drawn."""
+    path = tmp_path / "foreign.rec"
+    record(path, told[:12])
+    (_, head, _), *rest = frames(io.BytesIO(path.read_bytes()))
+    head = msgspec.msgpack.decode(head)
+    inflate = zlib.decompressobj()
+    passes = [one for _, contents, _ in rest for one in msgspec.msgpack.decode(inflate.decompress(contents))]
+    refused = []
+    for seed in range(400):
+        chance = random.Random(seed)
+        is_head = chance.random() < 0.2
+        contents = zlib.compress(msgspec.msgpack.encode(passes if is_head else spoiled(passes, chance)))
+        begin = spoiled(head, chance) if is_head else head
+        path.write_bytes(frame(HEAD, msgspec.msgpack.encode(begin)) + frame(PASSES, contents))
+        try:
+            compare(replay(read(path)), keep=1)
+            render(gather(read(path)), "foreign", 4)
+        except PrefetchdError as error:
+            refused.append(str(error))
+    assert len(refused) > 200
+    assert not [sentence for sentence in refused if "\n" in sentence]
+
+
+def test_a_pipe_is_refused_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RecordingError, match="pipe' is no regular file; give the path of a recording"):
+        list(read(tmp_path / "pipe"))
 
 
 def test_a_full_disk_ends_the_recording_not_the_agent(told, tmp_path, caplog):

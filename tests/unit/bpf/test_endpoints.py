@@ -2,7 +2,7 @@
 
 import pytest
 
-from bpf.object_store import format_endpoint, parse_endpoint
+from bpf.endpoints import format_endpoint, parse_endpoint
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1:9000", "[2001:db8::1]:443", "127.0.0.1:65535"])
