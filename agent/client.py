@@ -12,7 +12,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from agent.errors import PrefetchdError
+from agent.errors import PrefetchdError, reason
 
 MAX_STATE_BYTES = 256 * 2**20
 """A longer answer is not read to its end."""
@@ -73,7 +73,9 @@ class AgentClient:
         try:
             lines = Path(self.auth_file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise PrefetchdError(f"Password file {self.auth_file!r} cannot be read ({error}); check --auth.") from None
+            raise PrefetchdError(
+                f"Password file {self.auth_file!r} cannot be read ({reason(error)}); check --auth."
+            ) from None
         users = [line for line in lines if ":" in line and not line.startswith("#")]
         if not users:
             raise PrefetchdError(f"Password file {self.auth_file!r} has no line user:password; add one.")

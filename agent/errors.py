@@ -30,6 +30,15 @@ class CannotEnforceError(PrefetchdError):
     exit_status = 3
 
 
+def reason(error: Exception) -> str:
+    """Why, in words, for a sentence that quotes the path or address itself.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "/etc/x"))
+    'No such file or directory'
+    """
+    return getattr(error, "strerror", None) or str(error)
+
+
 def shortened(message: str) -> str:
     """The message with what it quotes cut in the middle, so that a whole file given for a name is no flood.
 

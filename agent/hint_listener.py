@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from agent import hint
+from agent.errors import reason
 from agent.hint_senders import SenderTable
 from agent.hint_wire import Hint, Stream, parse_hint
 from bpf.samples import ProbeState, ProbeStatus, Sample
@@ -136,9 +137,10 @@ class HintListener:
             fresh = open_hint_socket(self._path)
             self._inode = self._path.lstat().st_ino
         except OSError as error:
-            if str(error) != self._why:
-                log.warning("no hint channel: %s", error)
-            self._why = str(error)
+            why = f"the socket {str(self._path)!r} cannot be made ({reason(error)})"
+            if why != self._why:
+                log.warning("no hint channel: %s", why)
+            self._why = why
             return
         if self._socket is not None:
             log.warning("the hint socket %s was removed; it is there again", self._path)

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from agent.config import ConfigError, MetricsSection, split_address
+from agent.errors import reason
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Endpoint:
             self._server = _Server(address, _handler(self), context)
         except (OSError, OverflowError, UnicodeError) as error:
             raise ConfigError(
-                f"Cannot listen on {section.listen!r} ({error}); choose another address with --listen."
+                f"Cannot listen on {section.listen!r} ({reason(error)}); choose another address with --listen."
             ) from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)
 
@@ -262,7 +263,9 @@ def _read_users(path: str) -> dict[str, str]:
             raise ConfigError(f"Password file {path!r} is readable by others; run: chmod 600 {path}")
         lines = [line for line in file.read_text().splitlines() if line.strip() and not line.startswith("#")]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Password file {path!r} cannot be read ({error}); check metrics.basic_auth_file.") from None
+        raise ConfigError(
+            f"Password file {path!r} cannot be read ({reason(error)}); check metrics.basic_auth_file."
+        ) from None
     users = dict(line.split(":", 1) for line in lines if ":" in line)
     if len(users) != len(lines) or not all(users.values()):
         raise ConfigError(f"Password file {path!r} has a line that is not user:password; correct it.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -105,17 +106,25 @@ def unflatten(job: JobId, time_ns: int, flat: Mapping[Path, Any], events: list[E
     for path, values in groups.items():
         kind, rest = path[0], _texts(path[1:])
         if kind == "b":
-            parts["b"][BlockKey(job, *rest)] = BlockCounters(**_named(values, BLOCK), histogram=_histogram(values))
+            parts["b"][BlockKey(job, *rest)] = BlockCounters(
+                **_named(values, BLOCK, BlockCounters), histogram=_histogram(values)
+            )
         elif kind == "s":
             parts["s"][values[PLACE]] = _stream(job, rest[0], values, recent.get(rest[0], ()), time_ns)
         elif kind == "f":
-            parts["f"][NfsKey(job, *rest)] = NfsCounters(**_named(values, NFS), histogram=_histogram(values))
+            parts["f"][NfsKey(job, *rest)] = NfsCounters(
+                **_named(values, NFS, NfsCounters), histogram=_histogram(values)
+            )
         elif kind == "o":
-            parts["o"][ObjectKey(job, *rest)] = ObjectCounters(**_named(values, OBJECT), histogram=_histogram(values))
+            parts["o"][ObjectKey(job, *rest)] = ObjectCounters(
+                **_named(values, OBJECT, ObjectCounters), histogram=_histogram(values)
+            )
         elif kind == "u":
-            parts["u"][FuseKey(job, *rest)] = FuseCounters(**_named(values, FUSE), histogram=_histogram(values))
+            parts["u"][FuseKey(job, *rest)] = FuseCounters(
+                **_named(values, FUSE, FuseCounters), histogram=_histogram(values)
+            )
         elif kind == "i":
-            parts["i"][rest[0]] = IoCounts(**_named(values, IoCounts._fields))
+            parts["i"][rest[0]] = IoCounts(**_named(values, IoCounts._fields, IoCounts))
     cache, workers, other = groups.get(("c",)), groups.get(("w",)), groups.get(("x",), {})
     return JobSample(
         job=job,
@@ -124,8 +133,8 @@ def unflatten(job: JobId, time_ns: int, flat: Mapping[Path, Any], events: list[E
         streams=tuple(stream for _, stream in sorted(parts["s"].items())),
         nfs=parts["f"],
         objects=parts["o"],
-        cache=CacheCounters(**_named(cache, CACHE)) if cache else None,
-        workers=WorkerTime(**_named(workers, WORKERS)) if workers else None,
+        cache=CacheCounters(**_named(cache, CACHE, CacheCounters)) if cache else None,
+        workers=WorkerTime(**_named(workers, WORKERS, WorkerTime)) if workers else None,
         io_stat=parts["i"],
         pressure_some_seconds=other.get("pressure_some_seconds"),
         nic_packets=other.get("nic_packets"),
@@ -138,8 +147,17 @@ def _texts(path: Path) -> list[Any]:
     return [str(part) for part in path]
 
 
-def _named(values: Mapping[str | int, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _named(values: Mapping[str | int, Any], names: tuple[str, ...], kind: type) -> dict[str, Any]:
+    """The fields of `kind` by name; ValueError where one is missing that is never unknown."""
+    missing = _required(kind, names) - values.keys()
+    if missing:
+        raise ValueError(f"no {min(missing)} in {kind.__name__}")
     return {name: values.get(name) for name in names}
+
+
+@functools.cache
+def _required(kind: type, names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name for name in names if "None" not in str(kind.__annotations__[name]))
 
 
 def _histogram(values: Mapping[str | int, Any]) -> tuple[int, ...]:
@@ -154,4 +172,4 @@ def _stream(
     time_ns: int,
 ) -> StreamCounters:
     events = tuple(IterationEvent(time_ns + since, *rest) for since, *rest in recent)
-    return StreamCounters(cgroup_id=job, stream=name, recent=events, **_named(values, STREAM))
+    return StreamCounters(cgroup_id=job, stream=name, recent=events, **_named(values, STREAM, StreamCounters))

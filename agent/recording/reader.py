@@ -8,7 +8,6 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path as FilePath
 from typing import Any, BinaryIO
 
@@ -17,7 +16,7 @@ import msgspec
 from agent.errors import PrefetchdError
 from agent.job_sample import JobSample
 from agent.recording.frames import HEAD, PASSES, frames
-from agent.recording.inputs import Events, Flat, Path, unflatten
+from agent.recording.inputs import BUCKETS, Events, Flat, Path, unflatten
 from agent.recording.outputs import restored
 from agent.recording.recorder import VERSION
 from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
@@ -25,6 +24,42 @@ from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
 
 class RecordingError(PrefetchdError):
     """A file that is no recording, or one of a later version."""
+
+
+class _Head(msgspec.Struct):
+    """What a head holds."""
+
+    format: str
+    version: int
+    software: str
+    started: float
+    policy: str
+    mode: str
+    config: dict[str, Any]
+
+
+class _Record(msgspec.Struct, array_like=True):
+    """What a pass holds; `agent.recording` says what each is."""
+
+    time: float
+    wall: int
+    names: list[tuple[str | int, ...]]
+    ids: list[int]
+    values: list[int | float | str | bool | None]
+    gone: list[int]
+    events: list[tuple[int, str, list[tuple[int | None, ...]]]]
+    jobs: list[tuple[int, str, str, bool, float, str, str]] | None
+    devices: list[tuple[str, str, str, tuple[float, float, float, float] | None]] | None
+
+
+_RECORDS = msgspec.msgpack.Decoder(list[_Record])
+_TEXTS = frozenset({"source", "grade", "cause", "iteration_source", "why", "mode", "policy"})
+"""Names of values that are texts; so are the notes."""
+_LARGEST = 2**80
+"""Above every counter, also one of squares."""
+_MOST_BUCKETS = 1024
+_LAST_WALL_MS = 2**48
+"""In the year 10889; some systems have no calendar beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +141,16 @@ def _segment(contents: bytes, name: str) -> Segment:
     head = msgspec.msgpack.decode(contents)
     if not isinstance(head, dict) or head.get("format") != "prefetchd":
         raise RecordingError(f"File {name!r} is no recording of prefetchd; `prefetchd record FILE` makes one.")
-    if head["version"] not in range(1, VERSION + 1):
+    version, software = head.get("version"), head.get("software")
+    if version not in range(1, VERSION + 1):
         raise RecordingError(
-            f"Recording {name!r} has version {head['version']}, this program reads up to {VERSION}; use the one that "
-            f"made it ({head['software'] or 'unknown'})."
+            f"Recording {name!r} has version {version!r}, this program reads up to {VERSION}; use the one that "
+            f"made it ({software if isinstance(software, str) and software.isprintable() and software else 'unknown'})."
         )
-    return Segment(head["software"], head["started"], head["policy"], head["mode"], head["config"])
+    told = msgspec.convert(head, _Head)
+    if not 0 <= told.started * 1000 < _LAST_WALL_MS:
+        raise ValueError(f"start {told.started}")
+    return Segment(told.software, told.started, told.policy, told.mode, told.config)
 
 
 @dataclass
@@ -122,36 +161,39 @@ class _Decoder:
     names: list[Path] = field(default_factory=list)
     values: dict[tuple[str | int, ...], Flat] = field(default_factory=lambda: defaultdict(dict))
     inflate: Any = field(default_factory=zlib.decompressobj)
+    time: float = 0.0
     wall_ms: int = 0
     jobs: tuple[Job, ...] = ()
     devices: tuple[DeviceInfo, ...] = ()
 
     def passes(self, contents: bytes) -> Iterator[Moment]:
-        for record in msgspec.msgpack.decode(self.inflate.decompress(contents)):
+        for record in _RECORDS.decode(self.inflate.decompress(contents)):
             yield self._moment(record)
 
-    def _moment(self, record: list[Any]) -> Moment:
-        time, wall, names, ids, values, gone, events, jobs, devices = record
-        if not isfinite(time):
-            raise ValueError(f"time {time}")
-        self.names += [tuple(name) for name in names]
-        self.wall_ms += wall
-        fresh = self._change(ids, values, gone)
-        if jobs is not None:
-            self.jobs = tuple(Job(*job) for job in jobs)
-        if devices is not None:
-            self.devices = tuple(_device(*device) for device in devices)
+    def _moment(self, record: _Record) -> Moment:
+        if not self.time <= record.time < _LARGEST:
+            raise ValueError(f"time {record.time} after {self.time}")
+        self.time = record.time
+        self.names += record.names
+        self.wall_ms += record.wall
+        if not 0 <= self.wall_ms < _LAST_WALL_MS:
+            raise ValueError(f"time of day {self.wall_ms}")
+        fresh = self._change(record.ids, record.values, record.gone)
+        if record.jobs is not None:
+            self.jobs = tuple(_job(*job) for job in record.jobs)
+        if record.devices is not None:
+            self.devices = tuple(_device(*device) for device in record.devices)
         node = {path: restored(path, value) for path, value in self.values["n",].items()}
         return Moment(
             segment=self.segment,
-            time=time,
+            time=record.time,
             wall=self.wall_ms / 1000,
             jobs=self.jobs,
             devices={
                 info.device: DeviceView(info, node.get(("d", info.device, "unmanaged_ratio"), 0.0))
                 for info in self.devices
             },
-            samples=self._samples(events),
+            samples=self._samples(record.events),
             job_outputs={
                 job.id: {path: restored(path, value) for path, value in self.values["o", job.id].items()}
                 for job in self.jobs
@@ -167,7 +209,7 @@ class _Decoder:
             group, path = _split(self.names[number])
             flat = self.values[group]
             old = flat.get(path)
-            flat[path] = old + value if type(value) is int and type(old) is int else value
+            flat[path] = _sound(path, old + value if type(value) is int and type(old) is int else value)
             if group[0] == "o":
                 fresh.add(int(group[1]))
         for number in gone:
@@ -188,10 +230,28 @@ class _Decoder:
         return samples
 
 
+def _sound(path: Path, value: Any) -> Any:
+    """The value, of the kind that its name asks for; ValueError else."""
+    is_text = path[-1] in _TEXTS or path[0] == "note"
+    if is_text != isinstance(value, str) or (not is_text and not -_LARGEST < value < _LARGEST):
+        raise ValueError(f"{path} {str(value)[:40]!r}")
+    if path[-1] == BUCKETS and not 0 <= value <= _MOST_BUCKETS:
+        raise ValueError(f"{value} buckets")
+    return value
+
+
 def _split(path: Path) -> tuple[tuple[str | int, ...], Path]:
     """(group, path inside the group)."""
     return (path[:1], path[1:]) if path[0] == "n" else (path[:2], path[2:])
 
 
-def _device(device: str, name: str, medium: str, capacity: list[float] | None) -> DeviceInfo:
+def _device(device: str, name: str, medium: str, capacity: tuple[float, float, float, float] | None) -> DeviceInfo:
+    if capacity is not None and not all(number > 0.0 for number in capacity):
+        raise ValueError(f"capacity {capacity}")
     return DeviceInfo(device, name, Medium(medium), Capacity(*capacity) if capacity else None)
+
+
+def _job(job: int, name: str, path: str, training: bool, weight: float, namespace: str, pod: str) -> Job:
+    if not 0.0 < weight < _LARGEST:
+        raise ValueError(f"weight {weight}")
+    return Job(job, name, path, training, weight, namespace, pod)

