@@ -229,8 +229,9 @@ def test_churn_of_jobs_leaks_nothing(loader, make_cgroup, data):
         probe.manage([1_000_000 + fake])
     probe.manage([])
     assert_had_room(probe)
-    assert {key.cgroup_id for key in blocks(probe)} <= {UNATTRIBUTED}  # one slot for each disk that is written to
-    assert probe.status().map_fill_ratio == len(blocks(probe)) / 8
+    left = blocks(probe)
+    assert {key.cgroup_id for key in left} <= {UNATTRIBUTED}  # one slot for each disk that is written to, now or then
+    assert len(left) / 8 <= probe.status().map_fill_ratio <= len(blocks(probe)) / 8
     probe.close()
 
 
