@@ -14,6 +14,16 @@
 
 #define NSEC_PER_USEC 1000
 
+// A bio that was recorded on its way from a mapped device comes out of blk-throttle.
+static __always_inline int was_remapped(struct flight_t *f)
+{
+    struct record_t *record = f->place < PLACES ? record_at(f->index, f->place) : 0;
+    if (!record || !record->submitted || record->queued)
+        return 0;
+    record->queued = bpf_ktime_get_ns();
+    return 1;
+}
+
 // `queued` says that the bio is past blk-throttle; `top` that stacked drivers' own bios are to be left out.
 static __always_inline int start(int typed, u64 pointer, int queued, int top)
 {
@@ -24,8 +34,11 @@ static __always_inline int start(int typed, u64 pointer, int queued, int top)
     struct flight_t f = find(bio);
     if (!f.bucket)
         return 0;
-    if (f.place != NO_PLACE)
+    if (f.place != NO_PLACE) {
+        if (top && was_remapped(&f))
+            return 0;
         forget(&f, bio);
+    }
     u32 opf = WORD_IN(typed, pointer, OFF_BIO_OPF) & 0xff, bytes = WORD_IN(typed, pointer, OFF_BIO_SIZE);
     u32 op = opf == REQ_OP_READ ? READ_OP : WRITE_OP;
     if (!bytes || (opf != REQ_OP_READ && opf != REQ_OP_WRITE && opf != REQ_OP_ZONE_APPEND))
@@ -156,11 +169,6 @@ int raw_bio_queued(struct bpf_raw_tracepoint_args *ctx)
 // The same tracepoint where it is the earliest that can be seen, except of what was remapped.
 int raw_bio_started(struct bpf_raw_tracepoint_args *ctx)
 {
-    struct record_t *record = find_record(number(ctx->args[ARG_BIO_QUEUE_BIO]));
-    if (record && record->submitted && !record->queued) {
-        record->queued = bpf_ktime_get_ns();
-        return 0;
-    }
     return start(TYPED, ctx->args[ARG_BIO_QUEUE_BIO], 1, 1);
 }
 
