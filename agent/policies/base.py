@@ -100,8 +100,8 @@ class PolicySettings:
     timer_seconds: float = 1.0
     rearrange_score: float = 30.0
     rearrange_iterations: int = 3
-    rearrange_queue: float = 10.0
-    rearrange_wait_ratio: float = 0.25
+    rearrange_queue: float = 50.0
+    rearrange_wait_ratio: float = 0.1
     switches: Switches = field(default_factory=Switches)
 
 
@@ -142,20 +142,27 @@ def low_iterations(old: Mapping[JobId, int], jobs: tuple[JobView, ...], settings
 
 
 def stuck_iterations(old: Mapping[JobId, int], jobs: tuple[JobView, ...], settings: PolicySettings) -> dict[JobId, int]:
-    """The same, and besides iterations that a job ended with its queue empty and a good part of its time lost.
+    """The same, and besides iterations of a job that loses a good part of its time to a queue that runs empty.
 
     The latency part of the score compares a job with its own normal. On a disk that seeks for every request that is
-    slow from the start, so a job that loses half of its time there still scores 35 to 40.
+    slow from the start, so a job that loses half of its time there still scores 35 to 40. Workers that read files of
+    their own deliver at the same time, so every other iteration may wait for nothing: one that is well takes back one.
     """
     low = low_iterations(old, jobs, settings)
     for view in jobs:
-        queue, signals = view.health.parts.get("queue"), view.signals
-        if low[view.job.id] or queue is None or queue >= settings.rearrange_queue:
+        if low[view.job.id]:
             continue
-        if (signals.wait_seconds or 0.0) >= settings.rearrange_wait_ratio * (signals.compute_seconds or 0.0) > 0.0:
-            fresh = max(1, signals.new_iterations) if view.new_iteration else 0
-            low[view.job.id] = old.get(view.job.id, 0) + fresh
+        fresh = max(1, view.signals.new_iterations) if view.new_iteration else 0
+        seen = old.get(view.job.id, 0) + (fresh if _loses_time(view, settings) else -fresh)
+        low[view.job.id] = min(max(0, seen), 2 * (settings.rearrange_iterations + 1))
     return low
+
+
+def _loses_time(view: JobView, settings: PolicySettings) -> bool:
+    queue, wait, compute = view.health.parts.get("queue"), view.signals.wait_seconds, view.signals.compute_seconds
+    if queue is None or queue >= settings.rearrange_queue or wait is None or not compute:
+        return False
+    return view.diagnosis.actionable and wait >= settings.rearrange_wait_ratio * compute
 
 
 def rearrangements(
