@@ -27,10 +27,10 @@ SETTLED_SECONDS = 6.0
 SECONDS = 30.0
 MOVING_SECONDS = 300.0
 SHARDS = {"kind": "shards", "workers": 2, "queue": 4, "batch_bytes": 2 * MIB, "compute_seconds": 0.01}
-VICTIM = SHARDS | {"memory_bytes": 48 * MIB}
+VICTIM = SHARDS | {"memory_bytes": 32 * MIB}
 OTHER = SHARDS | {"batch_bytes": MIB, "compute_seconds": 0.15}
 AHEAD = {"memory_mib": 24}
-"""Of what is read ahead: the set must not fit into the caches, or nobody waits for its seeks."""
+"""The helper has 32 more for itself: with the job's they must not hold the whole set, or nobody waits for its seeks."""
 
 
 @pytest.fixture(scope="module")
