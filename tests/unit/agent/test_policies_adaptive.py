@@ -430,41 +430,6 @@ def test_rearrangement_needs_a_busy_disk():
     assert idle[-1].rearrange == frozenset()
 
 
-class TestTimeLostToADiskThatSeeks:
-    """A job that scores well beside its own normal, and yet loses a part of its time to a queue that runs empty."""
-
-    def asked(self, waits, **changes):
-        """Whether reading ahead is asked for after iterations of 0.1 s of computation and these waits (s)."""
-        run, base = Run(), {"score": 60.0, "used": 0.5, "device": HDD, "compute_seconds": 0.1, "queue": 0.0} | changes
-        for wait in waits:
-            decision = run.step(job_view(1, **base, wait_seconds=wait), media={HDD: Medium.HDD})
-        return decision.rearrange == {(1, HDD)}
-
-    def test_more_than_three_iterations_in_a_row(self):
-        assert not self.asked([0.02] * 3)
-        assert self.asked([0.02] * 4)
-
-    def test_one_that_waits_for_nothing_takes_back_one(self):
-        assert self.asked([0.02, 0.02, 0.0] * 6)
-        assert not self.asked([0.02, 0.0] * 20)
-
-    def test_it_ends_with_the_loss(self):
-        assert self.asked([0.02] * 50 + [0.0] * 4)
-        assert not self.asked([0.02] * 50 + [0.0] * 5)
-
-    @pytest.mark.parametrize(
-        "changes", [{"queue": 60.0}, {"queue": None}, {"actionable": False}, {"compute_seconds": None}]
-    )
-    def test_not_where_the_queue_holds_or_the_disk_is_not_the_cause(self, changes):
-        assert not self.asked([0.02] * 9, **changes)
-
-    def test_a_small_loss_is_none(self):
-        assert not self.asked([0.009] * 50)
-
-    def test_a_wait_that_is_not_known_is_none(self):
-        assert not self.asked([None] * 9)
-
-
 def test_a_job_that_vanishes_leaves_nothing_behind():
     run, _ = contention()
     decision = run.step()

@@ -28,15 +28,30 @@ def test_the_paper_goes_by_the_score_alone():
 
 
 @pytest.mark.parametrize(
-    "change", [{"queue": 20.0}, {"wait_seconds": 0.02}, {"wait_seconds": None}, {"compute_seconds": None}]
+    "change",
+    [
+        {"queue": 60.0},
+        {"queue": None},
+        {"wait_seconds": 0.009},
+        {"wait_seconds": None},
+        {"compute_seconds": None},
+        {"actionable": False},
+    ],
 )
 def test_others_are_not(change):
-    assert ask(*[job_view(1, **LOSING | change)] * 6) == [False] * 6
+    assert ask(*[job_view(1, **LOSING | change)] * 30) == [False] * 30
 
 
-def test_one_iteration_that_was_well_begins_the_count_anew():
-    lost, well = job_view(1, **LOSING), job_view(1, **LOSING | {"queue": 90.0, "score": 85.0})
-    assert ask(lost, lost, lost, well, lost, lost, lost, lost) == [*[False] * 7, True]
+LOST, WELL = job_view(1, **LOSING), job_view(1, **LOSING | {"queue": 90.0, "score": 85.0, "wait_seconds": 0.0})
+
+
+def test_one_iteration_that_was_well_takes_back_one():
+    assert ask(LOST, LOST, LOST, WELL, LOST, LOST, LOST) == [*[False] * 5, True, True]
+    assert not any(ask(*[LOST, WELL] * 20))
+
+
+def test_it_is_asked_for_until_the_loss_is_over():
+    assert ask(*[LOST] * 50, *[WELL] * 6)[-6:] == [True] * 4 + [False] * 2
 
 
 def test_passes_without_a_new_iteration_do_not_count():
