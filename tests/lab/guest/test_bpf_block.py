@@ -11,7 +11,7 @@ import pytest
 
 from bpf.block import BlockProbe
 from bpf.loader import Loader
-from bpf.samples import BlockKey, ProbeState
+from bpf.samples import UNATTRIBUTED, BlockKey, ProbeState
 from cgroup.devices import Devices
 from cgroup.mapped import passed_through, targets_of
 from tests.lab.disks import mounted
@@ -344,6 +344,6 @@ def test_jobs_that_come_and_go_leave_nothing_behind(probe, cgroup, ssd, jobs):
             assert counters(probe, folder, ssd.number).bytes == 8192
         folder.rmdir()
     probe.manage([])
-    assert probe.read(time.monotonic_ns()).blocks.keys() <= {BlockKey(0, ssd.number, "write")}
+    assert {key.cgroup_id for key in probe.read(time.monotonic_ns()).blocks} <= {UNATTRIBUTED}
     assert probe.losses()["slots_full"] == probe.losses()["in_flight_full"] == 0
     assert probe.status().map_fill_ratio < 0.01
