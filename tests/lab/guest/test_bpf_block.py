@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bpf.block import BlockProbe
+from bpf.block import UNATTRIBUTED, BlockProbe
 from bpf.loader import Loader
-from bpf.samples import UNATTRIBUTED, BlockKey, ProbeState
+from bpf.samples import BlockKey, ProbeState
 from cgroup.devices import Devices
 from cgroup.mapped import passed_through, targets_of
 from tests.lab.disks import mounted
