@@ -19,8 +19,7 @@ import pytest
 from tests.lab import groups
 from tests.lab.disks import mounted, mounted_again, write_file
 from tests.lab.mapped import MIB, cache_reads, cached, has_cache
-from tests.lab.media import by_medium, count_weighed
-from tests.lab.rearrange_job import READ_BYTES
+from tests.lab.media import BLOCK_ALONE, DEVICES, by_medium, count_weighed, plan_of
 from tests.lab.rearrange_runs import drop_caches, running_agent, started, state
 from tests.native import workload
 
@@ -34,36 +33,20 @@ GREEDY_AT, ENFORCED_AT, CAPPED_AT = (STARTS[CONTENDED] + seconds for seconds in 
 HOT_BYTES, CACHE_BYTES, COLD_BYTES = 16 * MIB, 96 * MIB, 1024 * MIB
 WINDOW_SECONDS = 10.0
 """Time constant over which the agent weighs a job's bytes on its devices."""
-CONFIG = """
+CONFIG = (
+    """
 [[jobs]]
 cgroup = "/train.slice/*"
 [[best_effort]]
 cgroup = "/batch.slice/*"
-[[devices]]
-device = "{ssd}"
-read_bytes_per_second = "120 MB"
-read_requests_per_second = 4000
-[[devices]]
-device = "{hdd}"
-read_bytes_per_second = "9 MB"
-read_requests_per_second = 120
-[enforcement]
-kill_switch_file = "{switch}"
-[rearrange]
-enabled = false
-[probes]
-nfs = false
-object_store = false
-fuse = false
-page_cache = false
-dataloader = false
-workers = false
 """
-BATCH = 12
-PLAN = {
-    "kind": "tiers", "phases": PHASES, "workers": 4, "queue": 8, "batch": BATCH, "batch_bytes": BATCH * READ_BYTES,
-    "direct": True, "compute_seconds": 0.05, "seconds": STARTS[-1], "memory_bytes": 256 * MIB,
-}  # fmt: skip
+    + DEVICES
+    + """[enforcement]
+kill_switch_file = "{switch}"
+"""
+    + BLOCK_ALONE
+)
+PLAN = plan_of(PHASES)
 
 
 def io_stat(cgroup):

@@ -12,9 +12,8 @@ import pytest
 
 from tests.lab import groups
 from tests.lab.disks import mounted, write_file
-from tests.lab.media import by_medium, count_weighed
+from tests.lab.media import BLOCK_ALONE, DEVICES, by_medium, count_weighed, plan_of
 from tests.lab.rearrange_data import MIB
-from tests.lab.rearrange_job import READ_BYTES
 from tests.lab.rearrange_runs import drop_caches, running_agent, started, state
 
 pytestmark = [pytest.mark.guest, pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -22,32 +21,15 @@ pytestmark = [pytest.mark.guest, pytest.mark.nightly, pytest.mark.timeout(900)]
 PHASES = [[32.0, 0.1], [45.0, 0.9], [35.0, 0.1]]
 SETTLED_SECONDS = 30.0
 """Of a phase, before three time constants of the sliding window (10 s) have passed."""
-CONFIG = """
+CONFIG = (
+    """
 [[jobs]]
 cgroup = "/train.slice/*"
-[[devices]]
-device = "{ssd}"
-read_bytes_per_second = "120 MB"
-read_requests_per_second = 4000
-[[devices]]
-device = "{hdd}"
-read_bytes_per_second = "9 MB"
-read_requests_per_second = 120
-[rearrange]
-enabled = false
-[probes]
-nfs = false
-object_store = false
-fuse = false
-page_cache = false
-dataloader = false
-workers = false
 """
-BATCH = 12
-PLAN = {
-    "kind": "tiers", "phases": PHASES, "workers": 4, "queue": 8, "batch": BATCH, "batch_bytes": BATCH * READ_BYTES,
-    "direct": True, "compute_seconds": 0.05, "seconds": sum(length for length, _ in PHASES), "memory_bytes": 256 * MIB,
-}  # fmt: skip
+    + DEVICES
+    + BLOCK_ALONE
+)
+PLAN = plan_of(PHASES)
 
 
 @pytest.fixture(scope="module")
