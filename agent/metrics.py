@@ -6,27 +6,31 @@ device, medium, op and cause (plus `probe` and `result` on the agent's own famil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 
+from agent.metric_families import (
+    DEVICE_LABELS,
+    JOB_LABELS,
+    Families,
+    add,
+    device_labels,
+    labels_of,
+    new_counter,
+    new_gauge,
+    slot_labels,
+)
 from agent.pool import borrowed
-from agent.rearrange import Skip
-from agent.rearrange_defragment import Leave
-from agent.rearrange_pay import MoveStop
-from agent.rearrange_stop import Stop
-from agent.types import Cause, JobId, JobReport, Level, TickReport
+from agent.rearrange_metrics import mend_families, rearrange_families
+from agent.types import Cause, JobReport, Level, TickReport
 from bpf.samples import LinkState, ProbeState
 
-JOB_LABELS = ("job", "namespace", "pod")
-DEVICE_LABELS = (*JOB_LABELS, "device", "medium")
 LEVELS = {Level.HEALTHY: 3, Level.TIGHT: 2, Level.DANGER: 1, Level.CRITICAL: 0}
 PROBE_STATES = {ProbeState.ATTACHED: 2, ProbeState.DEGRADED: 1, ProbeState.UNAVAILABLE: 0}
 FIRST_BUCKET, LAST_BUCKET = 4, 24
@@ -34,8 +38,6 @@ FIRST_BUCKET, LAST_BUCKET = 4, 24
 
 WRITE_RESULTS = ("written", "unchanged", "dry_run", "conflict", "vanished", "error", "rate_limited")
 """All of them have a series from the start, so that `increase()` sees the first of a kind."""
-
-Families = Iterator[Metric]
 
 
 class ReportCollector(Collector):
@@ -62,8 +64,8 @@ class ReportCollector(Collector):
             yield from _latency_families(report, self._max_jobs)
             yield from _remote_families(report, jobs[: self._max_jobs])
             yield from _controller_families(report)
-            yield from _rearrange_families(report, self._max_jobs)
-            yield from _mend_families(report, self._max_jobs)
+            yield from rearrange_families(report, self._max_jobs)
+            yield from mend_families(report, self._max_jobs)
             yield from _agent_families(report, dropped=max(0, len(jobs) - self._max_jobs))
 
 
@@ -71,48 +73,30 @@ def _training(report: TickReport) -> list[JobReport]:
     return [entry for entry in report.jobs.values() if entry.job.training]
 
 
-def _labels(entry: JobReport) -> list[str]:
-    return [entry.job.name, entry.job.namespace, entry.job.pod]
-
-
-def _gauge(name: str, text: str, labels: Iterable[str]) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"prefetchd_{name}", text, labels=list(labels))
-
-
-def _counter(name: str, text: str, labels: Iterable[str]) -> CounterMetricFamily:
-    return CounterMetricFamily(f"prefetchd_{name}", text, labels=list(labels))
-
-
-def _set(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], value: float | None) -> None:
-    """Add a value; an unknown one has no series."""
-    if value is not None:
-        family.add_metric(labels, float(value))
-
-
 def _job_families(jobs: list[JobReport]) -> Families:
     for name, text, path in _JOB_GAUGES:
-        family = _gauge(name, text, JOB_LABELS)
+        family = new_gauge(name, text, JOB_LABELS)
         for entry in jobs:
-            _set(family, _labels(entry), _read(entry, path))
+            add(family, labels_of(entry), _read(entry, path))
         yield family
     for name, text, path in _JOB_COUNTERS:
-        counter = _counter(name, text, JOB_LABELS)
+        counter = new_counter(name, text, JOB_LABELS)
         for entry in jobs:
-            _set(counter, _labels(entry), _read(entry, path))
+            add(counter, labels_of(entry), _read(entry, path))
         yield counter
     yield from _cause_families(jobs)
 
 
 def _cause_families(jobs: list[JobReport]) -> Families:
-    starved = _counter(
+    starved = new_counter(
         "starvation_events", "Episodes in which the loop found its queue empty and waited.", (*JOB_LABELS, "cause")
     )
-    cause = _gauge("diagnosis", "1 for the present cause of starvation, 0 for the others.", (*JOB_LABELS, "cause"))
+    cause = new_gauge("diagnosis", "1 for the present cause of starvation, 0 for the others.", (*JOB_LABELS, "cause"))
     for entry in jobs:
         for name in Cause:
-            _set(starved, [*_labels(entry), name], entry.starvation_by_cause.get(name, 0))
+            add(starved, [*labels_of(entry), name], entry.starvation_by_cause.get(name, 0))
             if entry.diagnosis:
-                _set(cause, [*_labels(entry), name], entry.diagnosis.cause is name)
+                add(cause, [*labels_of(entry), name], entry.diagnosis.cause is name)
     yield starved
     yield cause
 
@@ -149,46 +133,37 @@ def _read(entry: JobReport, path: str) -> float | None:
 
 
 def _device_job_families(report: TickReport, jobs: list[JobReport]) -> Families:
-    need = _gauge("need_bytes_per_second", "Bandwidth that keeps the prefetch queue filled.", DEVICE_LABELS)
-    entitled = _gauge("entitlement_ratio", "What the job may use while control is active, as share of the device.",
+    need = new_gauge("need_bytes_per_second", "Bandwidth that keeps the prefetch queue filled.", DEVICE_LABELS)
+    entitled = new_gauge("entitlement_ratio", "What the job may use while control is active, as share of the device.",
                       DEVICE_LABELS)  # fmt: skip
-    quota = _gauge("quota_bytes_per_second", "Read cap in force; no series while uncapped.", DEVICE_LABELS)
+    quota = new_gauge("quota_bytes_per_second", "Read cap in force; no series while uncapped.", DEVICE_LABELS)
     for entry in jobs:
         for device, wanted in entry.need.items():
-            _set(need, _slot_labels(report, entry, device), wanted.bytes_per_second)
+            add(need, slot_labels(report, entry, device), wanted.bytes_per_second)
     for (job, device), entitlement in report.decision.entitlements.items():
         if job in report.jobs:
-            _set(entitled, _slot_labels(report, report.jobs[job], device), entitlement.share)
+            add(entitled, slot_labels(report, report.jobs[job], device), entitlement.share)
     for (job, device), limits in report.applied.items():
         if job in report.jobs:
-            _set(quota, _slot_labels(report, report.jobs[job], device), limits[0])
+            add(quota, slot_labels(report, report.jobs[job], device), limits[0])
     yield from (need, entitled, quota, _loan_family(report))
     for term in ("error", "proportional", "integral", "derivative", "output"):
-        family = _gauge(f"pid_{term}", f"Last {term} of the job's controller (error in points, the others relative).",
-                        DEVICE_LABELS)  # fmt: skip
+        text = f"Last {term} of the job's controller (error in points, the others relative)."
+        family = new_gauge(f"pid_{term}", text, DEVICE_LABELS)
         for (job, device), terms in report.decision.pid.items():
             if job in report.jobs:
-                _set(family, _slot_labels(report, report.jobs[job], device), getattr(terms, term))
+                add(family, slot_labels(report, report.jobs[job], device), getattr(terms, term))
         yield family
 
 
 def _loan_family(report: TickReport) -> Metric:
     """0 for who may borrow and has not."""
-    loan = _gauge("loan_ratio", "Elastic share that the training job has borrowed.", DEVICE_LABELS)
+    loan = new_gauge("loan_ratio", "Elastic share that the training job has borrowed.", DEVICE_LABELS)
     held = borrowed(report.decision.pools)
     for job, device in {**report.decision.entitlements, **held}:
         if job in report.jobs and report.jobs[job].job.training:
-            _set(loan, _slot_labels(report, report.jobs[job], device), held.get((job, device), 0.0))
+            add(loan, slot_labels(report, report.jobs[job], device), held.get((job, device), 0.0))
     return loan
-
-
-def _slot_labels(report: TickReport, entry: JobReport, device: str) -> list[str]:
-    return [*_labels(entry), *_device_labels(report, device)]
-
-
-def _device_labels(report: TickReport, device: str) -> list[str]:
-    view = report.devices.get(device)
-    return [view.info.name, view.info.medium] if view else [device, ""]
 
 
 def _latency_families(report: TickReport, max_jobs: int) -> Families:
@@ -196,18 +171,18 @@ def _latency_families(report: TickReport, max_jobs: int) -> Families:
     latency = HistogramMetricFamily(
         "prefetchd_io_latency_seconds", "Block request latency from submit to completion.", labels=labels
     )
-    throttle = _counter("io_throttle_wait_seconds", "Request time spent waiting at the job's own cap.", labels)
-    total = _counter("io_bytes", "Bytes completed at the block layer.", labels)
-    flight = _gauge("io_in_flight", "Block requests submitted and not completed.", labels)
+    throttle = new_counter("io_throttle_wait_seconds", "Request time spent waiting at the job's own cap.", labels)
+    total = new_counter("io_bytes", "Bytes completed at the block layer.", labels)
+    flight = new_gauge("io_in_flight", "Block requests submitted and not completed.", labels)
     known = set(list(report.jobs)[:max_jobs])
     for key, counters in report.sample.blocks.items():
         if key.cgroup_id not in known:
             continue
-        values = [*_slot_labels(report, report.jobs[key.cgroup_id], key.device), key.op]
+        values = [*slot_labels(report, report.jobs[key.cgroup_id], key.device), key.op]
         latency.add_metric(values, _buckets(counters.histogram), counters.latency_ns / 1e9)
-        _set(throttle, values, None if counters.throttle_ns is None else counters.throttle_ns / 1e9)
-        _set(total, values, counters.bytes)
-        _set(flight, values, counters.in_flight)
+        add(throttle, values, None if counters.throttle_ns is None else counters.throttle_ns / 1e9)
+        add(total, values, counters.bytes)
+        add(flight, values, counters.in_flight)
     yield from (latency, throttle, total, flight)
 
 
@@ -235,13 +210,13 @@ def _remote_families(report: TickReport, jobs: list[JobReport]) -> Families:
         _add(rows, (key.cgroup_id, key.op), rpc.histogram, rpc.total_ns)
     for (job, op), (histogram, nanoseconds) in rows.items():
         if job in known:
-            nfs.add_metric([*_labels(known[job]), op], _buckets(tuple(histogram)), nanoseconds / 1e9)
+            nfs.add_metric([*labels_of(known[job]), op], _buckets(tuple(histogram)), nanoseconds / 1e9)
     rows = {}
     for endpoint, request in report.sample.objects.items():
         _add(rows, (endpoint.cgroup_id, ""), request.histogram, request.last_byte_ns)
     for (job, _), (histogram, nanoseconds) in rows.items():
         if job in known:
-            objects.add_metric(_labels(known[job]), _buckets(tuple(histogram)), nanoseconds / 1e9)
+            objects.add_metric(labels_of(known[job]), _buckets(tuple(histogram)), nanoseconds / 1e9)
     fuse = HistogramMetricFamily("prefetchd_fuse_latency_seconds", "FUSE request latency; other: open, look-up, etc.",
                                  labels=(*JOB_LABELS, "op"))  # fmt: skip
     rows = {}
@@ -249,16 +224,16 @@ def _remote_families(report: TickReport, jobs: list[JobReport]) -> Families:
         _add(rows, (mount.cgroup_id, mount.op), asked.histogram, asked.total_ns)
     for (job, op), (histogram, nanoseconds) in rows.items():
         if job in known:
-            fuse.add_metric([*_labels(known[job]), op], _buckets(tuple(histogram)), nanoseconds / 1e9)
+            fuse.add_metric([*labels_of(known[job]), op], _buckets(tuple(histogram)), nanoseconds / 1e9)
     yield from (nfs, objects, fuse)
     yield from _link_families(report, known)
 
 
 def _link_families(report: TickReport, known: dict[int, JobReport]) -> Families:
     """The way to the object store, per job over its endpoints; packets by interface."""
-    count = _gauge("object_connections", "Open connections to object stores.", JOB_LABELS)
-    trip = _gauge("object_round_trip_seconds", "Mean smoothed round trip of these connections.", JOB_LABELS)
-    resent = _counter("object_retransmits", "TCP segments sent again to object stores.", JOB_LABELS)
+    count = new_gauge("object_connections", "Open connections to object stores.", JOB_LABELS)
+    trip = new_gauge("object_round_trip_seconds", "Mean smoothed round trip of these connections.", JOB_LABELS)
+    resent = new_counter("object_retransmits", "TCP segments sent again to object stores.", JOB_LABELS)
     states: dict[int, list[LinkState]] = {}
     for endpoint, state in report.sample.links.items():
         states.setdefault(endpoint.cgroup_id, []).append(state)
@@ -267,12 +242,12 @@ def _link_families(report: TickReport, known: dict[int, JobReport]) -> Families:
             counts = [one.connections for one in several if one.connections is not None]
             open_now = sum(counts)
             weighed = sum((one.connections or 0) * (one.round_trip_ns or 0) for one in several)
-            _set(count, _labels(known[job]), open_now if len(counts) == len(several) else None)
-            _set(trip, _labels(known[job]), weighed / open_now / 1e9 if open_now else None)
-            _set(resent, _labels(known[job]), sum(one.retransmits for one in several))
-    packets = _counter("interface_packets", "Packets received and sent, by network interface.", ("device",))
+            add(count, labels_of(known[job]), open_now if len(counts) == len(several) else None)
+            add(trip, labels_of(known[job]), weighed / open_now / 1e9 if open_now else None)
+            add(resent, labels_of(known[job]), sum(one.retransmits for one in several))
+    packets = new_counter("interface_packets", "Packets received and sent, by network interface.", ("device",))
     for name, packed in report.sample.interfaces.items():
-        _set(packets, [name], packed)
+        add(packets, [name], packed)
     yield from (count, trip, resent, packets)
 
 
@@ -285,86 +260,28 @@ def _add(
 
 def _controller_families(report: TickReport) -> Families:
     labels = ("device", "medium")
-    capacity = _gauge("pool_capacity_ratio", "Elastic part of the device.", labels)
-    lent = _gauge(
+    capacity = new_gauge("pool_capacity_ratio", "Elastic part of the device.", labels)
+    lent = new_gauge(
         "pool_lent_ratio", "Elastic share on loan to training jobs; best effort may use the rest meanwhile.", labels
     )
-    gate = _gauge("gate_open", "1 while a victim keeps control active on the device, else 0.", labels)
-    rate = _gauge("device_capacity_bytes_per_second", "What the device can do, by operation.", (*labels, "op"))
+    gate = new_gauge("gate_open", "1 while a victim keeps control active on the device, else 0.", labels)
+    rate = new_gauge("device_capacity_bytes_per_second", "What the device can do, by operation.", (*labels, "op"))
     for device, pool in report.decision.pools.items():
-        _set(capacity, _device_labels(report, device), pool.capacity)
-        _set(lent, _device_labels(report, device), pool.lent)
+        add(capacity, device_labels(report, device), pool.capacity)
+        add(lent, device_labels(report, device), pool.lent)
     for device, is_open in report.decision.gate_open.items():
-        _set(gate, _device_labels(report, device), is_open)
+        add(gate, device_labels(report, device), is_open)
     for device, view in report.devices.items():
         if view.info.capacity:
-            _set(rate, [*_device_labels(report, device), "read"], view.info.capacity.rbps)
-            _set(rate, [*_device_labels(report, device), "write"], view.info.capacity.wbps)
+            add(rate, [*device_labels(report, device), "read"], view.info.capacity.rbps)
+            add(rate, [*device_labels(report, device), "write"], view.info.capacity.wbps)
     yield from (capacity, lent, gate, rate)
 
 
-def _rearrange_families(report: TickReport, max_jobs: int) -> Families:
-    """Reading ahead: a job has series from its first time on."""
-    active = _gauge(
-        "rearrange_active", "1 while the agent reads ahead for the job on the device, else 0.", DEVICE_LABELS
-    )
-    ahead = _counter("rearrange_bytes", "Bytes brought into the page cache ahead of the job.", DEVICE_LABELS)
-    hits = _gauge("rearrange_hit_ratio", "What the job used of the bytes read ahead lately, 0 to 1.", DEVICE_LABELS)
-    gain = _gauge("rearrange_gain_seconds", "Wait per iteration before reading ahead less that now.", DEVICE_LABELS)
-    known = set(list(report.jobs)[:max_jobs])
-    for (job, device), one in report.rearrange.slots.items():
-        if job in known:
-            labels = _slot_labels(report, report.jobs[job], device)
-            _set(active, labels, one.state == "running")
-            _set(ahead, labels, one.ahead_bytes)
-            _set(hits, labels, one.hit_ratio)
-            _set(gain, labels, one.gain_seconds)
-    yield from (active, ahead, hits, gain)
-    skips = _counter("rearrange_skips", "Files, or parts of them, that were not read ahead, by reason.", ("cause",))
-    for reason in Skip:
-        _set(skips, [reason], report.rearrange.skips.get(reason, 0))
-    stops = _counter("rearrange_stops", "Ends of reading ahead for a job, by cause.", ("cause",))
-    for cause in Stop:
-        _set(stops, [cause], report.rearrange.stops.get(cause, 0))
-    yield from (skips, stops)
-
-
-def _mend_families(report: TickReport, max_jobs: int) -> Families:
-    """Making files contiguous: a job has series from its first time on; what was moved counts once for all disks."""
-    active = _gauge("defragment_active", "1 while the job's files on the device are made contiguous, else 0.",
-                    DEVICE_LABELS)  # fmt: skip
-    moved = _counter("defragment_files", "Files of the job that were made contiguous.", JOB_LABELS)
-    size = _counter("defragment_bytes", "Bytes of those files.", JOB_LABELS)
-    left = _gauge("defragment_files_left", "Badly fragmented files of the job that are known and not moved yet.",
-                  JOB_LABELS)  # fmt: skip
-    gain = _gauge("defragment_gain_seconds", "Wait per iteration before files were moved less that now.", JOB_LABELS)
-    known = set(list(report.jobs)[:max_jobs])
-    told: set[JobId] = set()
-    for (job, device), one in report.rearrange.mended.items():
-        if job in known:
-            _set(active, _slot_labels(report, report.jobs[job], device), one.running)
-        if job in known - told:
-            told.add(job)
-            for family, value in (
-                (moved, one.files),
-                (size, one.bytes),
-                (left, one.left_files),
-                (gain, one.gain_seconds),
-            ):
-                _set(family, _labels(report.jobs[job]), value)
-    skips = _counter("defragment_skips", "Fragmented files that were left as they are, by reason.", ("cause",))
-    for reason in Leave:
-        _set(skips, [reason], report.rearrange.mend_skips.get(reason, 0))
-    stops = _counter("defragment_stops", "Ends of making a job's files contiguous, by cause.", ("cause",))
-    for cause in MoveStop:
-        _set(stops, [cause], report.rearrange.mend_stops.get(cause, 0))
-    yield from (active, moved, size, left, gain, skips, stops)
-
-
 def _agent_families(report: TickReport, dropped: int) -> Families:
-    writes = _counter("control_writes", "Writes to control files by result.", ("result",))
+    writes = new_counter("control_writes", "Writes to control files by result.", ("result",))
     for result in WRITE_RESULTS:
-        _set(writes, [result], report.writes.get(result, 0))
+        add(writes, [result], report.writes.get(result, 0))
     yield writes
     yield from _probe_families(report)
     for name, text, value in (
@@ -375,8 +292,8 @@ def _agent_families(report: TickReport, dropped: int) -> Families:
         ("rule_violations", "Lines that a decision broke; such a decision is not carried out.", report.violations),
         ("job_errors", "Passes in which one job could not be evaluated.", report.job_errors),
     ):
-        counter = _counter(name, text, ())
-        _set(counter, [], value)
+        counter = new_counter(name, text, ())
+        add(counter, [], value)
         yield counter
     for name, text, value in (
         ("tick_duration_seconds", "Time of the last pass of the control loop.", report.duration_seconds),
@@ -385,20 +302,20 @@ def _agent_families(report: TickReport, dropped: int) -> Families:
         ("jobs_without_series", "Training jobs beyond metrics.max_jobs.", dropped),
         ("enforcing", "1 while limits may be written, else 0.", float(report.mode == "enforce")),
     ):
-        gauge = _gauge(name, text, ())
-        _set(gauge, [], value)
+        gauge = new_gauge(name, text, ())
+        add(gauge, [], value)
         yield gauge
 
 
 def _probe_families(report: TickReport) -> Families:
-    status = _gauge("probe_status", "2 attached, 1 degraded, 0 unavailable.", ("probe",))
-    lost = _counter("lost_events", "Events or requests that a probe could not account.", ("probe",))
-    fill = _gauge("map_fill_ratio", "Used part of a probe's table, 0 to 1.", ("probe",))
-    hints = _counter("hints", "Hints of training code by what became of them.", ("result",))
+    status = new_gauge("probe_status", "2 attached, 1 degraded, 0 unavailable.", ("probe",))
+    lost = new_counter("lost_events", "Events or requests that a probe could not account.", ("probe",))
+    fill = new_gauge("map_fill_ratio", "Used part of a probe's table, 0 to 1.", ("probe",))
+    hints = new_counter("hints", "Hints of training code by what became of them.", ("result",))
     for probe in report.probes:
         for result, count in probe.counts:
-            _set(hints, [result], count)
-        _set(status, [probe.name], PROBE_STATES[probe.state])
-        _set(lost, [probe.name], probe.lost_events)
-        _set(fill, [probe.name], probe.map_fill_ratio)
+            add(hints, [result], count)
+        add(status, [probe.name], PROBE_STATES[probe.state])
+        add(lost, [probe.name], probe.lost_events)
+        add(fill, [probe.name], probe.map_fill_ratio)
     yield from (status, lost, fill, hints)

@@ -1,0 +1,77 @@
+"""Metric families of reading ahead and of making files contiguous on disks with moving parts."""
+
+from __future__ import annotations
+
+from agent.metric_families import (
+    DEVICE_LABELS,
+    JOB_LABELS,
+    Families,
+    add,
+    labels_of,
+    new_counter,
+    new_gauge,
+    slot_labels,
+)
+from agent.rearrange import Skip
+from agent.rearrange_defragment import Leave
+from agent.rearrange_pay import MoveStop
+from agent.rearrange_stop import Stop
+from agent.types import JobId, TickReport
+
+
+def rearrange_families(report: TickReport, max_jobs: int) -> Families:
+    """Reading ahead: a job has series from its first time on."""
+    active = new_gauge(
+        "rearrange_active", "1 while the agent reads ahead for the job on the device, else 0.", DEVICE_LABELS
+    )
+    ahead = new_counter("rearrange_bytes", "Bytes brought into the page cache ahead of the job.", DEVICE_LABELS)
+    hits = new_gauge("rearrange_hit_ratio", "What the job used of the bytes read ahead lately, 0 to 1.", DEVICE_LABELS)
+    gain = new_gauge("rearrange_gain_seconds", "Wait per iteration before reading ahead less that now.", DEVICE_LABELS)
+    known = set(list(report.jobs)[:max_jobs])
+    for (job, device), one in report.rearrange.slots.items():
+        if job in known:
+            labels = slot_labels(report, report.jobs[job], device)
+            add(active, labels, one.state == "running")
+            add(ahead, labels, one.ahead_bytes)
+            add(hits, labels, one.hit_ratio)
+            add(gain, labels, one.gain_seconds)
+    yield from (active, ahead, hits, gain)
+    skips = new_counter("rearrange_skips", "Files, or parts of them, that were not read ahead, by reason.", ("cause",))
+    for reason in Skip:
+        add(skips, [reason], report.rearrange.skips.get(reason, 0))
+    stops = new_counter("rearrange_stops", "Ends of reading ahead for a job, by cause.", ("cause",))
+    for cause in Stop:
+        add(stops, [cause], report.rearrange.stops.get(cause, 0))
+    yield from (skips, stops)
+
+
+def mend_families(report: TickReport, max_jobs: int) -> Families:
+    """Making files contiguous: a job has series from its first time on; what was moved counts once for all disks."""
+    active = new_gauge("defragment_active", "1 while the job's files on the device are made contiguous, else 0.",
+                    DEVICE_LABELS)  # fmt: skip
+    moved = new_counter("defragment_files", "Files of the job that were made contiguous.", JOB_LABELS)
+    size = new_counter("defragment_bytes", "Bytes of those files.", JOB_LABELS)
+    left = new_gauge("defragment_files_left", "Badly fragmented files of the job that are known and not moved yet.",
+                  JOB_LABELS)  # fmt: skip
+    gain = new_gauge("defragment_gain_seconds", "Wait per iteration before files were moved less that now.", JOB_LABELS)
+    known = set(list(report.jobs)[:max_jobs])
+    told: set[JobId] = set()
+    for (job, device), one in report.rearrange.mended.items():
+        if job in known:
+            add(active, slot_labels(report, report.jobs[job], device), one.running)
+        if job in known - told:
+            told.add(job)
+            for family, value in (
+                (moved, one.files),
+                (size, one.bytes),
+                (left, one.left_files),
+                (gain, one.gain_seconds),
+            ):
+                add(family, labels_of(report.jobs[job]), value)
+    skips = new_counter("defragment_skips", "Fragmented files that were left as they are, by reason.", ("cause",))
+    for reason in Leave:
+        add(skips, [reason], report.rearrange.mend_skips.get(reason, 0))
+    stops = new_counter("defragment_stops", "Ends of making a job's files contiguous, by cause.", ("cause",))
+    for cause in MoveStop:
+        add(stops, [cause], report.rearrange.mend_stops.get(cause, 0))
+    yield from (active, moved, size, left, gain, skips, stops)
