@@ -33,9 +33,10 @@ from cgroup.mountinfo import Mount
 LOOK_SECONDS = 0.3
 TELL_SECONDS = 0.3
 LEASE_SECONDS = 3.0
-LATER_SECONDS = 5.0
-"""A file that could not be moved now is looked at again after this."""
-MOST_TRIES = 24
+LATER_SECONDS = 0.5
+"""A file that could not be moved now is looked at again after this: one that is read again and again is closed only for
+moments."""
+MOST_TRIES = 240
 MOST_FILES = 65536
 END_SECONDS = 10.0
 
