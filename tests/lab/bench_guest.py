@@ -16,10 +16,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from agent.simulate.scenario import Scenario
 from tests.lab import groups
 from tests.lab.agent_config import write_configuration
-from tests.lab.bench_plan import OURS, POLICIES, load_subject
+from tests.lab.bench_plan import ALONE, CHOICES, OURS, load_subject
 from tests.lab.cache import PROJECT
 from tests.lab.disks import find_disk
 from tests.lab.scenario_run import Run, run_scenario
@@ -31,6 +33,9 @@ STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 
 def measure(scenario: Scenario, policy: str, seed: int) -> dict[str, Any]:
     """Run once and return the summary of `scenario_run`, with `control_writes`, `bpf_seconds` and waits by second."""
+    if policy == ALONE:
+        alone = msgspec.structs.replace(scenario, best_effort=())
+        return {**run_scenario(alone, seed, finish=waits_by_second), "policy": ALONE}
     if policy not in OURS:
         return run_scenario(scenario, seed, peer_name=policy, finish=waits_by_second)
     with tempfile.TemporaryDirectory() as folder, kernel_statistics():
@@ -98,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m tests.lab.bench_guest", description="Measure one run in the guest."
     )
     parser.add_argument("scenario")
-    parser.add_argument("--policy", choices=POLICIES, required=True)
+    parser.add_argument("--policy", choices=CHOICES, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--out", type=Path, required=True)

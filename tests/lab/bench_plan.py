@@ -20,7 +20,12 @@ SCENARIOS = Path(__file__).with_name("scenarios")
 SHIPPED = Path(__file__).with_name("bench.toml")
 OURS = ("paper", "adaptive")
 POLICIES = (*PEERS, *OURS)
+ALONE = "alone"
+"""No policy: the training jobs of a scenario without its neighbours. What they wait then, nothing that is done to
+neighbours can take from them."""
+CHOICES = (ALONE, *POLICIES)
 PARAMETERS = {
+    ALONE: "no policy: the scenario without its best-effort neighbours, nothing is set",
     "none": "nothing is set",
     "static": "io.max: every user of a device an equal part of its rbps, wbps (and riops, wiops of an SSD)",
     "nbcap": f"io.max: every best-effort neighbour {NEIGHBOUR_CAP_RATIO:.0%} of its device, training uncapped",
@@ -119,18 +124,17 @@ def load_plan(path: Path, seconds: float | None, seeds: Sequence[int] | None = N
 
 def check_policies(names: Sequence[str]) -> None:
     """Refuse a policy that does not exist, and an empty list."""
-    unknown = [name for name in names if name not in POLICIES]
+    unknown = [name for name in names if name not in CHOICES]
     if unknown or not names:
-        raise UsageError(
-            f"Policy {', '.join(unknown) or '(none given)'} is unknown; use some of {', '.join(POLICIES)}."
-        )
+        raise UsageError(f"Policy {', '.join(unknown) or '(none given)'} is unknown; use some of {', '.join(CHOICES)}.")
 
 
 def in_order(cells: Iterable[Cell]) -> list[Cell]:
     """Seed by seed, then scenario by scenario, so that a drift of the machine meets all policies of a pair alike and
-    an interruption leaves every pair with its first seeds. Each seed begins with another policy."""
+    an interruption leaves every pair with its first seeds. Each seed begins with another policy. `ALONE` is left out
+    where there are no neighbours: that is `none`."""
     result: list[Cell] = []
-    left = list(dict.fromkeys(cells))
+    left = [cell for cell in dict.fromkeys(cells) if cell.policy != ALONE or cell.subject.scenario.best_effort]
     seeds = sorted({cell.seed for cell in left})
     for place, seed in enumerate(seeds):
         for name in dict.fromkeys(cell.subject.name for cell in left):

@@ -15,11 +15,11 @@ from typing import Any
 from agent.report.page import NARROW, WIDE
 from agent.report.svg import CHARACTER, Series, TimePlot, number, ticks, time_plot
 from agent.units import percent
-from tests.lab.bench_plan import POLICIES
+from tests.lab.bench_plan import ALONE, POLICIES
 from tests.lab.bench_results import Document
 from tests.lab.bench_table import MIB, foundation, goals, wait_text
 
-STYLES = dict(zip(POLICIES, ("none", "s7", "s4", "s5", "s0", "s6", "s1", "s3", "s2"), strict=False))
+STYLES = dict(zip(POLICIES, ("none", "s7", "s4", "s5", "s0", "s6", "s1", "s3", "s2"), strict=False)) | {ALONE: ALONE}
 _ROW, _HEAD, _NAMES, _VALUES = 22, 8, 74, 92
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -29,6 +29,8 @@ _PAGE = """<!DOCTYPE html>
 {style}
 td.text {{ text-align: left; white-space: normal; }} .wide-table {{ overflow-x: auto; }}
 .wide-table td:first-child, .wide-table th:first-child {{ width: auto; white-space: nowrap; }}
+.fill.alone {{ fill: none; stroke: var(--ink); }} .line.alone {{ stroke: var(--ink); }}
+.bg-alone {{ outline: 1px solid var(--ink); }}
 .whisker {{ stroke: var(--ink); stroke-width: 1.2; }}</style></head><body>
 {body}
 </body></html>
@@ -88,6 +90,8 @@ def _wait_bars(own: Mapping[str, Any]) -> list[Bar]:
 def _neighbour_bars(own: Mapping[str, Any]) -> list[Bar]:
     bars = []
     for policy, figures in own.items():
+        if policy == ALONE:
+            continue
         low, high = figures["spread"]["neighbour_bytes_per_second"]
         value = figures["neighbour_bytes_per_second"] / MIB
         bars.append(Bar(policy, value, low / MIB, high / MIB, f"{value:.1f} MiB/s"))
@@ -144,7 +148,7 @@ def _over_time(document: Document, name: str, own: Mapping[str, Any]) -> str:
         rows = [run["wait_ms_by_second"] for run in runs if run.get("wait_ms_by_second")]
         values = [_mean([value for value in bins if value is not None]) for bins in zip(*rows, strict=False)]
         seconds = max(seconds, len(values))
-        series.append(Series(policy, STYLES[policy], values, dashed=policy == "none"))
+        series.append(Series(policy, STYLES[policy], values, dashed=policy in ("none", ALONE)))
     title = "Wait per iteration over time"
     plot = TimePlot(f"time-{name}", title, "ms", series, float(seconds), 1.0)
     keys = " ".join(

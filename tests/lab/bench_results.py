@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from agent.errors import UsageError
-from tests.lab.bench_plan import OURS, PARAMETERS, POLICIES, Cell
+from tests.lab.bench_plan import ALONE, CHOICES, OURS, PARAMETERS, Cell
 
 Document = dict[str, Any]
 Run = Mapping[str, Any]
@@ -108,12 +108,12 @@ def run_record(cell: Cell, summary: Mapping[str, Any], **about: Any) -> dict[str
 
 
 def aggregate(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return `scenarios`: by name and policy, in the order of `POLICIES`."""
+    """Return `scenarios`: by name and policy, in the order of `CHOICES`."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(run["scenario"] for run in runs):
         own = {
             policy: sorted((run for run in runs if (run["scenario"], run["policy"]) == (name, policy)), key=_seed)
-            for policy in POLICIES
+            for policy in CHOICES
         }
         own = {policy: some for policy, some in own.items() if some}
         best = best_peer(own)
@@ -127,7 +127,7 @@ def _seed(run: Run) -> int:
 
 def best_peer(runs: Mapping[str, Sequence[Run]]) -> str | None:
     """Return the alternative, doing nothing included, with the lowest median wait; None where there is none."""
-    waits = {policy: median(map(mean_wait, some)) for policy, some in runs.items() if policy not in OURS}
+    waits = {policy: median(map(mean_wait, some)) for policy, some in runs.items() if policy not in (*OURS, ALONE)}
     return min(waits, key=lambda policy: waits[policy], default=None)
 
 

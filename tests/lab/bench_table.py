@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.lab.bench_plan import OURS, POLICIES
+from tests.lab.bench_plan import ALONE, CHOICES, OURS
 from tests.lab.bench_results import Document, best_peer
 
 MIB = 1 << 20
@@ -60,23 +60,23 @@ def foundation(document: Document) -> str:
 def matrix_lines(document: Document) -> list[str]:
     """Every scenario and policy: mean wait per iteration (ms) / starvation events / what neighbours got (MiB/s)."""
     scenarios = document["scenarios"]
-    policies = [policy for policy in POLICIES if any(policy in own for own in scenarios.values())]
+    policies = [policy for policy in CHOICES if any(policy in own for own in scenarios.values())]
     rows = [["scenario (seeds)", *policies]]
     for name, own in scenarios.items():
         seeds = max(len(figures["seeds"]) for figures in own.values())
-        rows.append([f"{name} ({seeds})", *(_cell(name, own, policy) for policy in policies)])
+        rows.append([f"{name} ({seeds})", *(_cell(own, policy) for policy in policies)])
     return _table(rows)
 
 
-def _cell(name: str, own: Mapping[str, Any], policy: str) -> str:
+def _cell(own: Mapping[str, Any], policy: str) -> str:
     if policy not in own:
         return "-"
     figures = own[policy]
     text = f"{wait_text(figures['wait_ms']['mean'])} / {figures['starvation_events']:.0f}"
     if any(other["neighbour_bytes_per_second"] for other in own.values()):
-        text += f" / {figures['neighbour_bytes_per_second'] / MIB:.0f}"
-    lowest = min(other["wait_ms"]["mean"] for other in own.values())
-    return f"**{text}**" if figures["wait_ms"]["mean"] <= lowest + NOISE_MS else text
+        text += f" / {figures['neighbour_bytes_per_second'] / MIB:.0f}" if policy != ALONE else ""
+    lowest = min(other["wait_ms"]["mean"] for one, other in own.items() if one != ALONE)
+    return f"**{text}**" if policy != ALONE and figures["wait_ms"]["mean"] <= lowest + NOISE_MS else text
 
 
 def wait_text(milliseconds: float) -> str:

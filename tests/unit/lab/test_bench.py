@@ -14,9 +14,10 @@ from tests.lab import bench
 from tests.lab import bench_results as results
 from tests.lab.bench_guest import bpf_seconds, control_writes
 from tests.lab.bench_plan import (
+    ALONE,
+    CHOICES,
     OURS,
     PARAMETERS,
-    POLICIES,
     SHIPPED,
     Cell,
     Subject,
@@ -79,7 +80,7 @@ def document(*runs):
 def test_shipped_plan_holds_what_it_promises():
     cells = load_plan(SHIPPED, None)
     names = {one.subject.name for one in cells}
-    assert 75 <= len(cells) <= 105
+    assert 75 <= len(cells) <= 110
     assert {"ssd-greedy", "hdd-hot", "nfs-congested", "cpu-bound", "late-rush", "late-verify", "late-save"} <= names
     for name in ("ssd-greedy", "ssd-writer"):
         assert {one.seed for one in cells if one.subject.name == name and one.policy == "adaptive"} == {1, 2, 3}
@@ -154,8 +155,8 @@ def test_scenarios_share_a_guest_unless_a_disk_differs():
 
 
 def test_every_policy_is_described_and_drawn():
-    assert set(PARAMETERS) == set(POLICIES) == set(STYLES)
-    assert len(set(STYLES.values())) == len(POLICIES)
+    assert set(PARAMETERS) == set(CHOICES) == set(STYLES)
+    assert len(set(STYLES.values())) == len(CHOICES)
 
 
 def test_medians_and_spread_over_seeds():
@@ -195,6 +196,23 @@ def test_doing_nothing_can_be_the_best_peer_and_ours_never_is():
     runs["adaptive"] = [record(policy="adaptive", wait=1.0)]
     assert results.best_peer(runs) == "none"
     assert results.best_peer({"paper": runs["adaptive"]}) is None
+
+
+def test_training_alone_is_no_peer():
+    runs = [record(wait=9.0), record(policy="adaptive", wait=2.0), record(policy="bfqw", wait=4.0)]
+    made = document(*runs, record(policy=ALONE, wait=1.0, neighbour=0))
+    assert made["scenarios"]["ssd-greedy"]["adaptive"]["ratio_to_best_peer"]["peer"] == "bfqw"
+    head, _, row = matrix_lines(made)
+    assert head == "| scenario (seeds) | alone | none | bfqw | adaptive |"
+    assert row == "| ssd-greedy (1) | 1.00 / 4 | 9.00 / 4 / 50 | 4.00 / 4 / 50 | **2.00 / 4 / 50** |"
+    assert 'class="mark fill alone"' in render(made)
+
+
+def test_training_alone_is_run_only_where_there_are_neighbours():
+    cells = matrix(["ssd-flood", "ssd-greedy"], [ALONE, "none"], [1], 24)
+    assert [cell.key for cell in cells] == [
+        ("ssd-flood", "none", 1), ("ssd-greedy", ALONE, 1), ("ssd-greedy", "none", 1),
+    ]  # fmt: skip
 
 
 def test_ratio_of_nothing():
