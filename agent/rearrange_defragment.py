@@ -88,12 +88,16 @@ class Facts:
 
 
 class Mend(NamedTuple):
-    """What moving files did for one job since the mover started: files, their bytes, and what is known to be left."""
+    """What moving files did for one job since the mover started: files, their bytes, and what is known to be left.
+
+    `is_moving`: one of its files is under way.
+    """
 
     files: int = 0
     bytes: int = 0
     left_files: int = 0
     left_bytes: int = 0
+    is_moving: bool = False
 
 
 def pieces(extents: Sequence[Extent]) -> int:

@@ -150,4 +150,4 @@ class Mending:
 
 def _sum(one: Mend, other: Mend) -> Mend:
     """What both have moved, and what the second says is left."""
-    return Mend(one.files + other.files, one.bytes + other.bytes, other.left_files, other.left_bytes)
+    return other._replace(files=one.files + other.files, bytes=one.bytes + other.bytes)

@@ -74,6 +74,7 @@ class Book:
         self._again_at: dict[FileId, float] = {}
         self._tries: Counter[FileId] = Counter()
         self._moved: dict[int, tuple[int, int]] = {}
+        self.moving: FileId | None = None
 
     def unseen(self, jobs: Collection[int]) -> FileId | None:
         """A file of these jobs that nobody has looked at."""
@@ -110,9 +111,10 @@ class Book:
     def mends(self) -> dict[int, Mend]:
         """How it stands, by job."""
         found = {}
+        moving = self.known[self.moving].job if self.moving is not None else None
         for job in {one.job for one in tuple(self.known.values())}:
             left = [size for file, size in tuple(self._fragmented.items()) if self.known[file].job == job]
-            found[job] = Mend(*self._moved.get(job, (0, 0)), len(left), sum(left))
+            found[job] = Mend(*self._moved.get(job, (0, 0)), len(left), sum(left), job == moving)
         return found
 
 
@@ -192,8 +194,10 @@ class Mover:
         known = self._book.known[file]
         self._move.bytes_per_second = jobs[known.job].bytes_per_second
         self._move.requests_per_second = jobs[known.job].requests_per_second
+        self._book.moving = file
         with suppress(Stopped):
             self._book.tried(file, self._move.carry_out(known.path, file, known.theirs), time.monotonic())
+        self._book.moving = None
 
     def _tell(self) -> None:
         skips = Counter(tuple(self._book.leaves.values()))

@@ -36,8 +36,9 @@ class PaySettings:
     """Times in seconds.
 
     `gain_ratio`: what must come true of the gain that the moved part of the fragmented bytes lets expect, looked at
-    every `check_bytes`. A run ends `quiet_seconds` after the last file was moved or found, and `patience_seconds` after
-    the policy has last asked for it; before a run, `flicker_seconds` without being asked begin its base anew.
+    every `check_bytes`. A run ends `quiet_seconds` after the last file was moved or found while none is
+    under way, and `patience_seconds` after the policy has last asked for it; before a run, `flicker_seconds` without
+    being asked begin its base anew.
     """
 
     stop: StopSettings
@@ -110,7 +111,7 @@ class MoveJudge:
     def _watch(self, run: _Run, reading: Reading, mend: Mend, *, asked: bool) -> MoveStop | None:
         if asked:
             run.asked_at = reading.time
-        if mend != run.last:
+        if mend != run.last or mend.is_moving:
             run.last, run.changed_at = mend, reading.time
         if self._is_window_over(run.window, reading):
             cause = self._judge(run, reading, mend)

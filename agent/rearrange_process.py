@@ -273,7 +273,8 @@ class MoverProcess(HelperBase[Mend]):
 
     def count(self, told: list[int]) -> Mend:
         """See `Mend`."""
-        return Mend(*told)
+        files, size, left_files, left_bytes, is_moving = told
+        return Mend(files, size, left_files, left_bytes, bool(is_moving))
 
     def line(self, device: str, rate: float, requests: float) -> str:
         """Bytes either way, and the requests by which a fragmented file is read."""

@@ -10,6 +10,7 @@ from agent.rearrange_defragment import (
     LATER,
     Facts,
     Leave,
+    Mend,
     is_fragmented,
     largest_file_bytes,
     pieces,
@@ -158,13 +159,13 @@ def test_all_files_are_looked_at_before_any_is_moved(book):
     assert book.unseen({7, 8}) == C
     assert book.fragmented({7}, 0.0) == A
     assert book.fragmented({8}, 0.0) is None
-    assert book.mends()[7] == (0, 0, 1, SIZE)
+    assert book.mends()[7] == Mend(0, 0, 1, SIZE)
 
 
 def test_a_moved_file_counts_and_is_done(book):
     book.looked_at(A, SIZE)
     book.tried(A, SIZE, 0.0)
-    assert book.mends()[7] == (1, SIZE, 0, 0)
+    assert book.mends()[7] == Mend(1, SIZE, 0, 0)
     assert book.fragmented({7}, 100.0) is None
 
 
@@ -188,14 +189,23 @@ def test_a_file_that_is_moved_in_the_end_is_no_longer_left(book):
     assert book.leaves == {}
 
 
+def test_who_waits_for_a_file_that_is_under_way_is_told(book):
+    book.looked_at(A, SIZE)
+    book.moving = A
+    assert book.mends()[7].is_moving
+    assert not any(mend.is_moving for job, mend in book.mends().items() if job != 7)
+    book.moving = None
+    assert not book.mends()[7].is_moving
+
+
 def test_what_never_can_be_moved_is_tried_once(book):
     book.looked_at(A, SIZE)
     book.tried(A, Leave.SHARED, 0.0)
     assert book.fragmented({7}, 1e6) is None
-    assert book.mends()[7] == (0, 0, 0, 0)
+    assert book.mends()[7] == Mend(0, 0, 0, 0)
 
 
 def test_a_file_that_lay_well_by_then_is_not_counted(book):
     book.looked_at(A, SIZE)
     book.tried(A, 0, 0.0)
-    assert book.mends()[7] == (0, 0, 0, 0)
+    assert book.mends()[7] == Mend(0, 0, 0, 0)

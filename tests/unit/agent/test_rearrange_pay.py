@@ -130,6 +130,15 @@ def test_where_nothing_can_be_moved_it_stays_away(job):
     assert not job.judge.is_running
 
 
+def test_a_file_that_takes_long_is_given_its_time(job):
+    job.mend = Mend(0, 0, 3, 3 * MIB, is_moving=True)
+    assert job.run(60) is None
+    job.mend = Mend(1, MIB, 2, 2 * MIB)
+    job.wait = 0.01
+    assert job.run(19) is None
+    assert job.run(5) == MoveStop.NOTHING_TO_MOVE, "two are left, and none is under way"
+
+
 def test_a_job_that_is_well_again_needs_no_more(job):
     job.run(2.5)
     job.asked, job.wait = False, 0.0
