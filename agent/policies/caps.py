@@ -33,8 +33,9 @@ def follow(
 ) -> Cap:
     """The cap after this step on its way to `target`.
 
-    The first cap is what is used now, if that is more. Then at most 20 % down per `step_seconds` and 20 % up per
-    `raise_seconds`; with `at_once` (best effort) cuts are not limited and raises only in their pace.
+    The first cap is what is used now, if that is more (lower for a flood: `agent.policies.contention.FIRST_CUT`). Then
+    at most 20 % down per `step_seconds` and 20 % up per `raise_seconds`; with `at_once` (best effort) cuts are not
+    limited and raises only in their pace.
     """
     limited = settings.switches.bounds and not at_once
     gentle = settings.switches.gentle_writes

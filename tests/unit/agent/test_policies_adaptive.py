@@ -118,15 +118,15 @@ def check_media(**off):
 
 
 def check_bounds(**off):
-    """9: a flood of one job is cut by 20 % a step, and no cap goes below the floor."""
+    """9: a flood of one job is cut to half and then by 20 % a step, and no cap goes below the floor."""
     run = Run(**off)
-    flood = job_view(2, score=70.0, used=0.9, need=0.9)
+    flood, starving = job_view(2, score=70.0, used=0.9, need=0.9), (job_view(1, **VICTIM), job_view(4, **VICTIM))
     small = job_view(3, score=90.0, used=0.025, need=0.0001)
-    caps = [one.quotas for one in run.steps(20, job_view(1, **VICTIM), flood, small)]
+    caps = [one.quotas for one in run.steps(20, *starving, flood, small)]
     flooding = [quotas[2, SSD].share for quotas in caps]
-    assert flooding[0] == pytest.approx(0.9)
+    assert flooding[0] == pytest.approx(0.45)
     assert all(b >= 0.8 * a - 1e-9 for a, b in itertools.pairwise(flooding))
-    assert flooding[-1] < 0.6
+    assert flooding[-1] < 0.33
     assert min(quotas[3, SSD].share for quotas in caps) >= 0.02
 
 
@@ -302,9 +302,21 @@ class TestCaps:
         assert sum(b > a for a, b in itertools.pairwise(caps)) <= 5
 
     def test_the_first_cap_is_what_is_used(self):
-        run = Run()
-        hog = job_view(2, score=90.0, used=0.7, need=0.7)
-        assert run.step(job_view(1, **VICTIM), hog).quotas[2, SSD].share == pytest.approx(0.7)
+        """Of a job that takes too much as well, where best effort has more to give."""
+        hog, scan = job_view(2, score=90.0, used=0.6, need=0.6), neighbour_view(9, 0.2)
+        quotas = Run().step(job_view(1, **VICTIM), hog, neighbours=(scan,)).quotas
+        assert quotas[2, SSD].share == pytest.approx(0.6)
+
+    def test_that_of_a_flood_is_half_of_it(self):
+        """Three need as much as they can get: each may have a third."""
+        starving = [job_view(number, score=20.0, used=0.05, need=0.9) for number in (1, 3)]
+        flood = job_view(2, score=70.0, used=0.8, need=0.9)
+        assert Run().step(*starving, flood).quotas[2, SSD].share == pytest.approx(0.4)
+
+    def test_that_of_a_flood_is_never_below_its_fair_need(self):
+        """The victim needs 0.4 of 0.97."""
+        flood = job_view(2, score=70.0, used=0.9, need=0.9)
+        assert Run().step(job_view(1, **VICTIM), flood).quotas[2, SSD].share == pytest.approx(0.57)
 
     def test_a_cap_says_whether_it_is_a_cut(self):
         _, decisions = contention()
