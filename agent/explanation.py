@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from agent.top.view import lost_ratio
+from agent.top.view import lost_ratio, waits_seen
 from agent.units import amount, duration, percent, queue, rate
 
 Row = Mapping[str, Any]
@@ -62,7 +62,7 @@ def explain(row: Row, state: Row) -> Iterator[str]:
     decisions = row.get("decisions") or []
     if decisions:
         yield ""
-        yield f"Last {len(decisions)} decisions, newest first"
+        yield f"Last {len(decisions)} decisions, newest first" if len(decisions) > 1 else "Last decision"
         yield from (f"  {_decision(one)}" for one in reversed(decisions))
 
 
@@ -141,6 +141,8 @@ def _cause(row: Row) -> Iterator[str]:
         return
     if cause == "none" and lost_ratio(row) >= WAITS_RATIO:
         yield "none of the known causes shows, although it waits: look at what its workers do besides reading"
+    elif cause == "none" and not waits_seen(row):
+        yield "not known: its waits cannot be seen"
     elif cause == "none":
         yield "none: nothing holds it up"
     else:

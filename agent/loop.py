@@ -187,6 +187,8 @@ class Loop:
 
     def disarm(self, why: str) -> None:
         """Turn enforce into dry-run at once and for good, and restore."""
+        if self.enforcer.mode != "enforce":
+            log.info("mode %s: nothing is set, so there is nothing to release (%s)", self.enforcer.mode, why)
         self._wanted_mode = "dry-run" if self._wanted_mode == "enforce" else self._wanted_mode
         self._set_mode(self._wanted_mode, why)
 

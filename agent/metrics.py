@@ -89,16 +89,25 @@ def _job_families(jobs: list[JobReport]) -> Families:
 
 def _cause_families(jobs: list[JobReport]) -> Families:
     starved = new_counter(
-        "starvation_events", "Episodes in which the loop found its queue empty and waited.", (*JOB_LABELS, "cause")
+        "starvation_events",
+        "Episodes of waiting at an empty queue; no series where waits cannot be seen.",
+        (*JOB_LABELS, "cause"),
     )
     cause = new_gauge("diagnosis", "1 for the present cause of starvation, 0 for the others.", (*JOB_LABELS, "cause"))
     for entry in jobs:
+        seen = _waits_seen(entry)
         for name in Cause:
-            add(starved, [*labels_of(entry), name], entry.starvation_by_cause.get(name, 0))
+            add(starved, [*labels_of(entry), name], entry.starvation_by_cause.get(name, 0) if seen else None)
             if entry.diagnosis:
                 add(cause, [*labels_of(entry), name], entry.diagnosis.cause is name)
     yield starved
     yield cause
+
+
+def _waits_seen(entry: JobReport) -> bool:
+    """Whether starvation could be counted; a timer that stands in for the iterations shows no waits."""
+    by_timer = entry.signals is not None and entry.signals.iteration_source == "timer"
+    return not by_timer or any(entry.starvation_by_cause.values())
 
 
 _JOB_GAUGES = (
@@ -120,7 +129,7 @@ _JOB_GAUGES = (
 )
 
 _JOB_COUNTERS = (
-    ("iterations", "Training iterations seen.", "signals.iterations"),
+    ("iterations", "Training iterations; ticks of a timer where none can be seen.", "signals.iterations"),
     ("wait_seconds", "Time that the training loop waited for its next batch.", "signals.wait_seconds_total"),
 )
 

@@ -50,14 +50,14 @@ def find_place(target: str, *, raw: bool) -> Place:
             return Place(devices.resolve(target), None)
         if path.exists() and not stat.S_ISBLK(path.stat().st_mode):
             folder = path if path.is_dir() else path.parent
-            if path.is_file():
-                raise UsageError(f"File {target!r} exists and is left alone; name its folder, or a file to be made.")
             return Place(Mounts(devices).resolve(str(folder.resolve())), folder)
-        if not path.exists() and "/" in target and path.parent.is_dir() and path.parent != Path("/dev"):
-            return Place(Mounts(devices).resolve(str(path.parent.resolve())), path.parent)
         device = devices.resolve(target)
         return Place(device, _folder_on(device, devices))
     except DeviceRefused as error:
+        if "/" in target and not path.exists() and not path.is_relative_to("/dev"):
+            raise UsageError(
+                f"Path {target!r} does not exist; name a device, or a folder or file that exists."
+            ) from None
         hint = "; name a folder on a local disk" if path.is_dir() else ""
         raise CannotEnforceError(f"{str(error).rstrip('.')}{hint}.") from None
 

@@ -18,6 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from agent.calibration import measure
 from agent.calibration.place import (
     BUSY_RATIO,
+    MIB,
+    SMALLEST_BYTES,
     Place,
     busy_ratio,
     file_size,
@@ -32,7 +34,7 @@ from agent.errors import CannotEnforceError, UsageError
 EPILOG = """\
 examples:
   sudo prefetchd calibrate /dev/nvme0n1          on a file that it makes on the device's largest mount, and removes
-  prefetchd calibrate /data                      on a file in that folder
+  prefetchd calibrate /data                      on a file that it makes in that folder, and removes
   sudo prefetchd calibrate /dev/sdb --raw        reads alone, from the device itself
   sudo prefetchd calibrate /dev/sdb --json | jq .figures
 
@@ -53,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = "Measure a device's capacity (bytes and requests per second) and print configuration lines."
     parser.epilog = EPILOG
-    parser.add_argument("target", metavar="DEVICE|FOLDER|FILE", help="a device, or where to make the test file")
+    parser.add_argument("target", metavar="DEVICE|FOLDER|FILE", help="a device, or a folder or file on it")
     parser.add_argument(
         "--size", metavar="SIZE", help='size of the test file, such as "2 GiB" (4 GiB, or a quarter of the free space)'
     )
@@ -70,6 +72,7 @@ def main(args: argparse.Namespace) -> int:
     """Check the place, measure, print."""
     if not 0.3 <= args.seconds <= 600:
         raise UsageError(f"Time {args.seconds:g} s is not from 0.3 to 600; 5 s a figure is the usual.")
+    wanted = _size(args.size)
     place = find_place(args.target, raw=args.raw)
     reader = choose_reader(args.reader)
     _refuse_busy(place, allowed=args.busy_ok)
@@ -81,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
                 figures = measure.measure(descriptor, size, reader, args.seconds, progress, writes=False)
             where = f"{place.node} itself (reads alone)"
         else:
-            size = file_size(place.folder, _size(args.size))
+            size = file_size(place.folder, wanted)
             with nameless_file(place.folder) as descriptor:
                 measure.fill(descriptor, size, progress)
                 figures = measure.measure(descriptor, size, reader, args.seconds, progress, writes=True)
@@ -105,9 +108,12 @@ def _size(text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        return int(ByteRate.parse(text))
+        size = int(ByteRate.parse(text))
     except ValueError:
         raise UsageError(f'Size {text!r} is no size; write for example "2 GiB".') from None
+    if size < SMALLEST_BYTES:
+        raise UsageError(f"Size {text!r} is too small; give at least {SMALLEST_BYTES // MIB} MiB.")
+    return size
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,15 @@ from agent import config
 from agent.commands.progress import complaints, progress_of
 from agent.errors import UsageError
 from agent.recording import read
-from agent.recording.replay import Comparison, Difference, compare, replay
+from agent.recording.replay import (
+    QUOTA_TOLERANCE,
+    SCORE_TOLERANCE,
+    Comparison,
+    Difference,
+    compare,
+    replay,
+)
+from agent.types import JobId
 from agent.units import duration, percent
 
 EPILOG = """\
@@ -32,6 +41,10 @@ exit status:
   4  with --check: something differs
 """
 DIFFERS = 4
+NOTHING_DIFFERS = (
+    f"nothing differs (scores within {SCORE_TOLERANCE:g} point, caps within {percent(QUOTA_TOLERANCE)}, "
+    "the same causes and loans)"
+)
 NO_CAPACITY = (
     "No policy could have capped anything: the capacity of no device was known. Declare it in [[devices]] of a "
     "configuration (prefetchd calibrate measures it) and replay with --config FILE."
@@ -69,32 +82,55 @@ def _document(told: Comparison) -> dict[str, Any]:
         "passes": told.passes,
         "seconds": told.seconds,
         "capacity_known": told.capacity_known,
+        "tolerances": {"score_points": SCORE_TOLERANCE, "cap_ratio": QUOTA_TOLERANCE},
         "differing": dict(told.differing),
         "jobs": {
-            name: {"recorded": told.recorded[job].summary(), "replayed": told.replayed[job].summary()}
-            for job, name in told.names.items()
+            label: {
+                "job": told.names[job],
+                "id": job,
+                "started": told.started[job],
+                "recorded": told.recorded[job].summary(),
+                "replayed": told.replayed[job].summary(),
+            }
+            for job, label in _labels(told).items()
         },
         "differences": [asdict(one) for one in told.differences],
     }
 
 
 def _show(told: Comparison) -> None:
-    print(f"{told.passes} passes over {duration(told.seconds)}, {len(told.names)} training job(s)")
-    wide = max((len(name) for name in told.names.values()), default=0)
-    for job, name in sorted(told.names.items(), key=lambda one: one[1]):
+    labels = _labels(told)
+    jobs, runs = len({told.told_as[job] for job in told.names}), len(told.names)
+    print(f"{told.passes} passes over {duration(told.seconds)}, {jobs} training job(s)"
+          + (f" in {runs} runs" if runs > jobs else ""))  # fmt: skip
+    wide = max((len(name) for name in labels.values()), default=0)
+    for job, name in sorted(labels.items(), key=lambda one: (told.names[one[0]], told.started[one[0]])):
         for side, tally in (("recorded", told.recorded[job]), ("replayed", told.replayed[job])):
             print(f"  {name if side == 'recorded' else '':{wide}}  {side}  {_line(tally.summary(), told.devices)}")
     if not told.capacity_known:
         print(NO_CAPACITY)
     if not told.differing:
-        print("nothing differs")
+        print(NOTHING_DIFFERS)
         return
     counts = ", ".join(f"{what} {count} times" for what, count in told.differing.most_common())
     print(f"differs: {counts}")
     for one in told.differences:
-        print(f"  {_difference(one, told.devices)}")
+        print(f"  {_difference(one, told.devices, labels[one.id])}")
     if sum(told.differing.values()) > len(told.differences):
         print(f"  … and {sum(told.differing.values()) - len(told.differences)} more (--list N)")
+
+
+def _labels(told: Comparison) -> dict[JobId, str]:
+    """How to call each run: by its job's name, where several share that also by when it began, if need be by its id."""
+    shared = Counter(told.names.values())
+    labels = {job: name if shared[name] == 1 else f"{name} from {_clock(told.started[job])}"
+              for job, name in told.names.items()}  # fmt: skip
+    same = Counter(labels.values())
+    return {job: label if same[label] == 1 else f"{label} (cgroup {job})" for job, label in labels.items()}
+
+
+def _clock(wall: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(wall))
 
 
 def _line(summary: dict[str, Any], devices: Mapping[str, str]) -> str:
@@ -110,10 +146,10 @@ def _line(summary: dict[str, Any], devices: Mapping[str, str]) -> str:
     return "; ".join([*parts, ", ".join(causes)] if causes else parts)
 
 
-def _difference(one: Difference, devices: Mapping[str, str]) -> str:
-    clock = time.strftime("%H:%M:%S", time.localtime(one.wall)) + f"{one.wall % 1:.1f}"[1:]
+def _difference(one: Difference, devices: Mapping[str, str], label: str) -> str:
+    clock = _clock(one.wall) + f"{one.wall % 1:.1f}"[1:]
     where = f" on {devices[one.device]}" if one.device else ""
-    return f"{clock} {one.job}{where}: {one.what} {_value(one.what, one.recorded)} -> {_value(one.what, one.replayed)}"
+    return f"{clock} {label}{where}: {one.what} {_value(one.what, one.recorded)} -> {_value(one.what, one.replayed)}"
 
 
 def _value(what: str, value: Any) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from agent.checks.state import lock_holder as instance_holder
 from agent.config import STATE_DIRECTORY
 from agent.errors import CannotEnforceError, PrefetchdError, UsageError
 from cgroup.errors import CgroupError, JournalBusy
@@ -30,6 +31,7 @@ exit status:
 """
 RELEASE_SECONDS = 10.0
 RELEASED = "the running agent has released everything, and enforces no more until it is started again"
+NOTHING_SET = "the running agent (pid {}) has set nothing, and will set nothing until it is started again"
 NOT_RUNNING = "no agent is running with state directory {}"
 
 
@@ -52,12 +54,10 @@ def main(args: argparse.Namespace) -> int:
     if root is None:
         raise CannotEnforceError("No cgroup v2 is mounted here, so no limit of ours can stand; nothing to restore.")
     _check(Path(args.state_directory), root)
-    if not journal.exists():
-        if args.running:
-            print(NOT_RUNNING.format(args.state_directory), file=sys.stderr)
-        print("nothing to restore: no journal in", args.state_directory, file=sys.stderr)
-        return _nothing(args)
     if args.running and _released(args, journal):
+        return _nothing(args)
+    if not journal.exists():
+        print("nothing to restore: no journal in", args.state_directory, file=sys.stderr)
         return _nothing(args)
     try:
         report = restore(str(journal), root, log=lambda line: print(line, file=sys.stderr))
@@ -79,9 +79,28 @@ def main(args: argparse.Namespace) -> int:
 
 def _released(args: argparse.Namespace, journal: Path) -> bool:
     """Whether a running agent has released everything; either way it is said."""
-    released = disarm(str(journal))
-    print(RELEASED if released else NOT_RUNNING.format(args.state_directory), file=sys.stderr)
-    return released
+    try:
+        had_set = bool(read_journal(str(journal)).entries)
+        holder = disarm(str(journal))
+    except CgroupError as error:
+        raise PrefetchdError(str(error)) from None
+    if holder:
+        print(RELEASED if had_set else NOTHING_SET.format(holder), file=sys.stderr)
+        return True
+    _refuse_hidden(journal.parent)
+    print(NOT_RUNNING.format(args.state_directory), file=sys.stderr)
+    return False
+
+
+def _refuse_hidden(state: Path) -> None:
+    """Raise PrefetchdError where an agent holds the state directory, but no journal whose owner is seen from here."""
+    instance, _ = instance_holder(state / "lock")
+    if instance is not None:
+        raise PrefetchdError(
+            f"An agent runs with state directory {str(state)!r} (pid {instance if instance > 0 else 'unknown'}), but "
+            "holds no journal that can be seen from here: it either has none and sets nothing, or runs in a container; "
+            "send it SIGUSR1 there."
+        )
 
 
 def _nothing(args: argparse.Namespace) -> int:
@@ -91,28 +110,28 @@ def _nothing(args: argparse.Namespace) -> int:
     return 0
 
 
-def disarm(journal: str, seconds: float = RELEASE_SECONDS) -> bool:
-    """Have the agent that holds the journal release everything; False where none does.
+def disarm(journal: str, seconds: float = RELEASE_SECONDS) -> int:
+    """Have the agent that holds the journal release everything; returns its pid, 0 where none does.
 
     Raises PrefetchdError where it may not be told, or has not done so after `seconds`.
     """
     holder = lock_holder(journal)
     if not holder:
-        return False
+        return 0
     try:
         os.kill(holder, signal.SIGUSR1)
     except PermissionError:
         raise PrefetchdError(f"The agent (pid {holder}) belongs to another user; run as root.") from None
     except ProcessLookupError:
-        return False
+        return 0
     deadline = time.monotonic() + seconds
     while read_journal(journal).entries:
         if not lock_holder(journal):
-            return False
+            return 0
         if time.monotonic() > deadline:
             raise PrefetchdError(f"The agent (pid {holder}) has not released its limits after {seconds:g} s; stop it.")
         time.sleep(0.05)
-    return True
+    return holder
 
 
 def _check(state: Path, root: str) -> None:

@@ -14,10 +14,13 @@ from typing import Any
 from agent.config import Config, DeviceRule, PolicyName, from_mapping
 from agent.core import Core, CoreResult
 from agent.policies.base import make_policy
+from agent.recording.identity import Identities
 from agent.recording.reader import Moment
 from agent.settings import core_settings, policy_settings
-from agent.types import Capacity, DeviceView, JobId, JobReport, Medium, Slot
+from agent.types import Capacity, DeviceView, Job, JobId, JobReport, Medium, Slot
 
+SCORE_TOLERANCE = 1.0
+"""Scores closer than this (points) are the same: what is recorded is rounded, and errors of that go on."""
 QUOTA_TOLERANCE = 0.02
 """Caps closer than this (relative) are the same: the recording rounds to a hundredth of a per cent of the device."""
 
@@ -37,6 +40,7 @@ class Difference:
 
     wall: float
     job: str
+    id: JobId
     device: str
     what: str
     recorded: Any
@@ -94,12 +98,17 @@ class Tally:
 class Comparison:
     """What a whole replay shows; `names` of jobs by id, `devices` names by number.
 
+    A job that was restarted has several ids, each with a run of its own: `started` says when it was first seen (Unix
+    seconds), `told_as` which of them are one job.
+
     Without a device whose capacity is known (`capacity_known`) no policy caps anything.
     """
 
     passes: int = 0
     seconds: float = 0.0
     names: dict[JobId, str] = field(default_factory=dict)
+    started: dict[JobId, float] = field(default_factory=dict)
+    told_as: dict[JobId, JobId] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
     recorded: dict[JobId, Tally] = field(default_factory=dict)
     replayed: dict[JobId, Tally] = field(default_factory=dict)
@@ -151,6 +160,7 @@ def _changes(rule: DeviceRule) -> dict[str, Any]:
 def compare(steps: Iterable[Step], keep: int = 20) -> Comparison:
     """Count what differs, job by job, at the passes whose outputs were recorded; the first `keep` are listed."""
     told = Comparison()
+    identities = Identities()
     first = None
     for step in steps:
         first = step.moment.time if first is None else first
@@ -158,18 +168,21 @@ def compare(steps: Iterable[Step], keep: int = 20) -> Comparison:
         told.devices |= {device: view.info.name for device, view in step.moment.devices.items()}
         told.capacity_known |= any(view.info.capacity is not None for view in step.devices.values())
         told.seconds = step.moment.time - first
+        for one in step.moment.jobs:
+            told.told_as[one.id] = identities.of(one, step.moment.jobs)
         for job in step.moment.fresh:
             report = step.result.reports.get(job)
             if report is None or not report.job.training:
                 continue
             told.names[job] = report.job.name
+            told.started.setdefault(job, step.moment.wall)
             before, after = recorded_view(step.moment.job_outputs[job]), replayed_view(report, step.result)
             told.recorded.setdefault(job, Tally()).add(before)
             told.replayed.setdefault(job, Tally()).add(after)
-            for one in _differences(step.moment.wall, report.job.name, before, after):
-                told.differing[one.what] += 1
+            for found in _differences(step.moment.wall, report.job, before, after):
+                told.differing[found.what] += 1
                 if len(told.differences) < keep:
-                    told.differences.append(one)
+                    told.differences.append(found)
     return told
 
 
@@ -211,19 +224,19 @@ def replayed_view(report: JobReport, result: CoreResult) -> dict[str, Any]:
     }
 
 
-def _differences(wall: float, job: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Difference]:
+def _differences(wall: float, job: Job, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Difference]:
     if before["cause"] != after["cause"]:
-        yield Difference(wall, job, "", "cause", before["cause"], after["cause"])
-    if _apart(before["score"], after["score"], 1.0):
-        yield Difference(wall, job, "", "score", before["score"], after["score"])
+        yield Difference(wall, job.name, job.id, "", "cause", before["cause"], after["cause"])
+    if _apart(before["score"], after["score"], SCORE_TOLERANCE):
+        yield Difference(wall, job.name, job.id, "", "score", before["score"], after["score"])
     for device in sorted({*before["devices"], *after["devices"]}):
         old, new = before["devices"].get(device, _NOTHING), after["devices"].get(device, _NOTHING)
         if (old["quota"] is None) != (new["quota"] is None) or _apart(
             old["quota"], new["quota"], QUOTA_TOLERANCE * (old["quota"] or 1.0) + 1e-4
         ):
-            yield Difference(wall, job, device, "cap", old["quota"], new["quota"])
+            yield Difference(wall, job.name, job.id, device, "cap", old["quota"], new["quota"])
         if bool(old["loan"]) != bool(new["loan"]):
-            yield Difference(wall, job, device, "loan", old["loan"], new["loan"])
+            yield Difference(wall, job.name, job.id, device, "loan", old["loan"], new["loan"])
 
 
 _NOTHING: Mapping[str, Any] = {"quota": None, "loan": 0.0}

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from math import log10
 from typing import Any
 
+from agent.recording.identity import Identities
 from agent.recording.reader import Moment
 from agent.report.bins import Bins
-from agent.types import Job, JobId
+from agent.types import JobId
 
 GAP_SECONDS = 5.0
 """A longer pause between two passes begins a new phase."""
@@ -148,7 +149,9 @@ def gather(moments: Iterable[Moment]) -> Story:
         story.seen.add(now, 1.0)
         _devices(story, moment, now)
         for job in moment.jobs:
-            _job(story.jobs[_identity(story, moment, job, memory)], story, moment, job.id, now, memory)
+            number = memory.identities.of(job, moment.jobs)
+            told = story.jobs.setdefault(number, JobStory(job.name, job.training))
+            _job(told, story, moment, job.id, now, memory)
         story.notes.update({str(value) for path, value in moment.node_outputs.items() if path[0] == "note"})
         story.writes = {str(path[1]): value for path, value in moment.node_outputs.items() if path[0] == "writes"}
     _name_policy_once(story)
@@ -173,7 +176,7 @@ class _Memory:
 
     segment: object = None
     values: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    identities: dict[JobId, JobId] = field(default_factory=dict)
+    identities: Identities = field(default_factory=Identities)
 
     def grown(self, key: tuple[Any, ...], value: float, first: float | None = None) -> float:
         """How much a counter has grown since the pass before; 0 where it was reset.
@@ -183,16 +186,6 @@ class _Memory:
         before = self.values.get(key, first)
         self.values[key] = value
         return 0.0 if before is None else max(0.0, value - before)
-
-
-def _identity(story: Story, moment: Moment, job: Job, memory: _Memory) -> JobId:
-    """Under which id the job is told: a restarted one is told with the one of its name that is gone."""
-    if job.id not in memory.identities:
-        present = {memory.identities.get(one.id, one.id) for one in moment.jobs}
-        gone = [number for number, told in story.jobs.items() if told.name == job.name and number not in present]
-        memory.identities[job.id] = gone[-1] if gone else job.id
-        story.jobs.setdefault(memory.identities[job.id], JobStory(job.name, job.training))
-    return memory.identities[job.id]
 
 
 def _phase(story: Story, moment: Moment, now: float) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from agent.top import inside
 from agent.top.canvas import Canvas
 from agent.top.trace import ASCII_FOR, Trace, bar, sparkline
-from agent.top.view import HELP, Row, View, arranged, lost_ratio
+from agent.top.view import HELP, Row, View, arranged, known_loss, wait_seconds, waits_seen
 from agent.units import duration, percent, queue, rate, tight
 
 LEVEL_STYLES = {"healthy": "green", "tight": "yellow", "danger": "red", "critical": "bold red"}
@@ -69,12 +69,12 @@ def draw(state: Mapping[str, Any], view: View, trace: Trace, canvas: Canvas, pro
 
 def _head(state: Mapping[str, Any], view: View, canvas: Canvas) -> Text:
     jobs = state.get("jobs", ())
-    starving = sum(lost_ratio(row) >= STARVING_RATIO for row in jobs)
+    starving, told = _starving(jobs)
     clock = time.strftime("%H:%M:%S", time.localtime(float(state.get("time") or 0.0)))
     left = Text.assemble(
         ("prefetchd", "bold"),
         f" {state.get('mode', '?')}/{state.get('policy', '?')}  {len(jobs)} job{'' if len(jobs) == 1 else 's'}, ",
-        (f"{starving} starving", "bold red" if starving else "green"),
+        (told, "bold red" if starving else "green"),
     )
     if canvas.keys:
         left.append(f"  by {view.order}{' reversed' if view.reverse else ''}")
@@ -84,6 +84,15 @@ def _head(state: Mapping[str, Any], view: View, canvas: Canvas) -> Text:
             left.append("  FROZEN", "reverse")
     gap = canvas.width - left.cell_len - len(clock)
     return left.append(" " * gap + clock) if gap > 0 else left
+
+
+def _starving(jobs: Sequence[Row]) -> tuple[int, str]:
+    """How many jobs are known to starve, and that in words, with those of which it is not known."""
+    losses = [known_loss(row) for row in jobs]
+    starving, unknown = sum((loss or 0.0) >= STARVING_RATIO for loss in losses), losses.count(None)
+    if unknown == len(jobs) and jobs:
+        return 0, "? starving"
+    return starving, f"{starving} starving" + (f", {unknown} unknown" if unknown else "")
 
 
 def _foot(state: Mapping[str, Any], view: View, canvas: Canvas) -> list[Text]:
@@ -207,13 +216,8 @@ def _job(row: Row, trace: Trace, canvas: Canvas, now: float, *, chosen: bool) ->
     text.append(score(row, canvas, 5), style)
     cells = trace.cells(row["id"], now, line)
     text.append(f" {sparkline(cells, ascii_only=canvas.ascii_only):{line}} ", style)
-    waits = [value for value in (row["wait_seconds"], row["blocked_seconds"]) if value is not None]
-    text.append(
-        f"{_fit(duration(max(waits, default=None)), 6)} {_fit(queue(row['queue_depth'], row['queue_capacity']), 5)} "
-    )
-    text.append(
-        f"{_fit(duration(_latency(row)), 6)} {_clip(CAUSES.get(row['cause'] or '', row['cause'] or '?'), 10):10} "
-    )
+    text.append(f"{_fit(duration(wait_seconds(row)), 6)} {_fit(queue(row['queue_depth'], row['queue_capacity']), 5)} ")
+    text.append(f"{_fit(duration(_latency(row)), 6)} {_clip(_told_cause(row), 10):10} ")
     text.append(f"{_fit(_quota(row), 7)} {_fit(_loan(row), 6)}")
     if chosen:
         text.stylize("reverse")
@@ -226,6 +230,11 @@ def score(row: Row, canvas: Canvas, width: int) -> str:
         return f"{'':{width}}   ?  "
     mark = LEVEL_MARKS.get(row["level"], "")
     return f"{bar(row['score'] / 100, width, ascii_only=canvas.ascii_only)} {row['score']:3.0f}{mark:2}"
+
+
+def _told_cause(row: Row) -> str:
+    cause = row["cause"] or "?"
+    return "?" if cause == "none" and not waits_seen(row) else CAUSES.get(cause, cause)
 
 
 def _latency(row: Row) -> float | None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from agent.top.canvas import Canvas
 from agent.top.trace import Trace, bar, sparkline
-from agent.top.view import Row, lost_ratio
+from agent.top.view import Row, known_loss, waits_seen
 from agent.units import duration, percent, queue, rate
 
 BAR = 20
@@ -55,15 +55,16 @@ def _score(row: Row, trace: Trace, canvas: Canvas, now: float) -> list[Text]:
 
 def _loop(row: Row) -> list[Text]:
     number = "?" if row["iterations"] is None else row["iterations"]
+    starved = row["starvation_events"] or (0 if waits_seen(row) else "?")
     lines = [
         Text(
             f"iteration {number} ({row['iteration_source'] or '?'}): "
             f"compute {duration(row['compute_seconds'])}, wait {duration(row['wait_seconds'])}"
-            f" ({percent(lost_ratio(row))} lost)"
+            f" ({percent(known_loss(row))} lost)"
         ),
         Text(
             f"queue {queue(row['queue_depth'], row['queue_capacity'])}{_in_order(row)}, next batch "
-            f"{rate(row['next_batch_bytes']).removesuffix('/s')}, starved {row['starvation_events']} times"
+            f"{rate(row['next_batch_bytes']).removesuffix('/s')}, starved {starved} times"
         ),
     ]
     if row.get("batch_note"):
@@ -97,7 +98,7 @@ def _links(row: Row) -> list[Text]:
 
 def _cause(row: Row) -> list[Text]:
     if row["cause"] in (None, "none"):
-        return [Text("cause      none")]
+        return [Text(f"cause      {'none' if waits_seen(row) and row['cause'] else '?'}")]
     help_ = "" if row["actionable"] else " (local bandwidth cannot help)"
     evidence = ", ".join(f"{name} {value:.3g}" for name, value in row["evidence"].items())
     return [
@@ -107,15 +108,18 @@ def _cause(row: Row) -> list[Text]:
     ]
 
 
-def split(one: Row) -> Mapping[str, float] | None:
-    """Parts of the request time: waiting in blk-throttle, in the scheduler's queue, in the device; None if unknown."""
+def split(one: Row) -> Mapping[str, float | None] | None:
+    """Parts of the request time: waiting in blk-throttle, in the scheduler's queue, in the device; None if unknown.
+
+    Where the wait in blk-throttle is not known the other two are parts of what is left.
+    """
     throttle, queueing = one["throttle_ratio"], one["queueing_ratio"]
     if throttle is None and queueing is None:
         return None
     rest = 1.0 - (throttle or 0.0)
     if queueing is None:
         return {"blk-throttle": throttle, "queue and device": rest}
-    return {"blk-throttle": throttle or 0.0, "queue": rest * queueing, "device": rest * (1.0 - queueing)}
+    return {"blk-throttle": throttle, "queue": rest * queueing, "device": rest * (1.0 - queueing)}
 
 
 def _device(one: Row, canvas: Canvas) -> list[Text]:

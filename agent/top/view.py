@@ -25,11 +25,30 @@ class View:
     quit: bool = False
 
 
+def waits_seen(row: Row) -> bool:
+    """Whether the job's waits can be seen: a timer that stands in for its iterations shows none."""
+    return row.get("iteration_source") != "timer"
+
+
+def wait_seconds(row: Row) -> float | None:
+    """The wait of an iteration or the one that goes on, whichever is longer; None where neither is known."""
+    wait, blocked = row.get("wait_seconds"), row.get("blocked_seconds") or 0.0
+    if wait is None:
+        return float(blocked) if blocked else None
+    return float(max(wait, blocked))
+
+
+def known_loss(row: Row) -> float | None:
+    """The part of an iteration that is spent waiting, 0..1; None where the wait is not known."""
+    wait, compute = wait_seconds(row), row.get("compute_seconds") or 0.0
+    if wait is None:
+        return None
+    return wait / (wait + compute) if wait + compute > 0 else 0.0
+
+
 def lost_ratio(row: Row) -> float:
-    """The part of an iteration that is spent waiting, 0..1; unknown counts as none."""
-    wait, compute = row.get("wait_seconds") or 0.0, row.get("compute_seconds") or 0.0
-    wait = max(wait, row.get("blocked_seconds") or 0.0)
-    return float(wait / (wait + compute)) if wait + compute > 0 else 0.0
+    """The same, where unknown counts as none."""
+    return known_loss(row) or 0.0
 
 
 def _number(row: Row, key: str, unknown: float) -> float:

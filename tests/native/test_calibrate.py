@@ -119,7 +119,9 @@ def _session(leader):
         ("/sys", 3, "lives in memory"),
         ("/proc", 3, "lives in memory"),
         ("/dev/no-such-device", 3, "no block device"),
-        ("/etc/hostname", 2, "exists and is left alone"),
+        ("/nonexistent", 2, "Path '/nonexistent' does not exist; name a device, or a folder or file that exists."),
+        ("/nonexistent/x/y", 2, "Path '/nonexistent/x/y' does not exist; name a device"),
+        ("/tmp/no-such-file", 2, "Path '/tmp/no-such-file' does not exist"),
         ("loop0", 3, "loop"),
     ],
 )
@@ -128,13 +130,13 @@ def test_what_is_refused(target, status, words):
     assert done.returncode == status
     assert words in done.stderr
     assert "Traceback" not in done.stderr
-    assert Path("/etc/hostname").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--size", "1 KiB"), "another --size"),
+        (("--size", "1 KiB"), "Size '1 KiB' is too small; give at least 64 MiB."),
+        (("--size", "16 MiB"), "Size '16 MiB' is too small; give at least 64 MiB."),
         (("--size", "90000 GB"), "another --size"),
         (("--size", "much"), "is no size"),
         (("--seconds", "0"), "not from 0.3 to 600"),
@@ -219,3 +221,12 @@ def test_raw_needs_a_device_and_is_read_only(monkeypatch, tmp_path):
         pass
     with pytest.raises(CannotEnforceError):
         place.find_place("/dev/null", raw=True)
+    with pytest.raises(UsageError, match="does not exist"):
+        place.find_place("/nonexistent", raw=True)
+
+
+def test_a_file_stands_for_the_folder_that_it_is_in(folder):
+    file = folder / "shard"
+    file.touch()
+    assert place.find_place(str(file), raw=False) == place.find_place(str(folder), raw=False)
+    file.unlink()

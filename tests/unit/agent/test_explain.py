@@ -160,6 +160,19 @@ def test_a_wait_without_a_known_cause_is_not_called_nothing(row):
     assert "2 times by no known cause" in text
 
 
+def test_no_cause_of_a_job_whose_waits_cannot_be_seen_is_not_called_nothing(row):
+    hidden = {"cause": "none", "iteration_source": "timer", "wait_seconds": None, "blocked_seconds": 0.0}
+    text = told(row | hidden)
+    assert "not known: its waits cannot be seen" in text
+    assert "nothing holds it up" not in text
+
+
+def test_one_decision_is_one(row):
+    assert "decisions, newest first" in told(row)
+    text = told(row | {"decisions": row["decisions"][-1:]})
+    assert "\nLast decision\n" in text
+
+
 @pytest.mark.parametrize("name", EVIDENCE)
 def test_evidence_has_words_with_its_value(row, name):
     text = told(row | {"evidence": {name: 0.25, "something_new": 3.0}})

@@ -1,5 +1,6 @@
 """The life around the loop: what looks on never ends it, and weights left by exec are read."""
 
+import logging
 import os
 from types import SimpleNamespace
 
@@ -93,3 +94,12 @@ def test_notes_that_stand_are_in_every_report(tmp_path):
     made = loop.Loop(node, core, enforcer, loop.LoopSettings(notes=(standing,)))
     for now in (1.0, 1.1):
         assert snapshot(made.tick(now))["notes"][0] == standing
+
+
+def test_disarming_an_agent_that_observes_says_that_there_is_nothing_to_release(caplog):
+    observing = SimpleNamespace(mode="observe")
+    agent = loop.Loop(None, None, observing, loop.LoopSettings())
+    with caplog.at_level(logging.INFO, "agent.loop"):
+        agent.disarm("SIGUSR1")
+    (record,) = caplog.records
+    assert record.getMessage() == "mode observe: nothing is set, so there is nothing to release (SIGUSR1)"

@@ -472,6 +472,29 @@ def test_a_new_segment_starts_the_core_afresh(told, tmp_path):
     assert result.differences == []
 
 
+@pytest.mark.parametrize("shift", [0.0, 100.0])
+def test_runs_of_one_name_are_told_apart_and_none_is_lost(told, tmp_path, shift):
+    path = tmp_path / "restarted.rec"
+    for later, number in ((0.0, 11), (shift, 1011)):
+        recorder = Recorder(path, Config())
+        for report, samples in told[:50]:
+            jobs = {
+                (number if job == 11 else job): one._replace(job=replace(one.job, id=number if job == 11 else job))
+                for job, one in report.jobs.items()
+            }
+            moved = replace(report, wall_time=report.wall_time + later, jobs=jobs)
+            recorder.add(moved, {(number if job == 11 else job): sample for job, sample in samples.items()})
+        recorder.close()
+    done = run("replay", path)
+    count = sum(one.training for one in gather(read(path)).jobs.values())
+    assert f", {count} training job(s) in {count + 1} runs\n" in done.stdout, done.stdout
+    heads = [line.split("  recorded")[0] for line in done.stdout.splitlines() if "  recorded" in line]
+    assert len(set(heads)) == len(heads) == count + 1
+    document = json.loads(run("replay", path, "--json").stdout)
+    assert sorted(one["id"] for one in document["jobs"].values() if one["job"] == "resnet50") == [11, 1011]
+    assert document["tolerances"] == {"score_points": 1.0, "cap_ratio": 0.02}
+
+
 def run(*arguments):
     command = [sys.executable, "-m", "agent", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -509,7 +532,7 @@ def _without_capacity(devices):
 def test_command_replay(file, tmp_path):
     same = run("replay", file, "--check")
     assert same.returncode == 0, same.stderr
-    assert "nothing differs" in same.stdout
+    assert "nothing differs (scores within 1 point, caps within 2 %, the same causes and loans)" in same.stdout
     assert "No policy" not in same.stdout
     other = run("replay", file, "--policy", "paper", "--check", "--list", "3")
     assert other.returncode == 4

@@ -1,5 +1,6 @@
 """`prefetchd restore`: refuses what would make it forget a limit, and says what it did."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -124,6 +125,28 @@ def test_a_running_agent_releases_everything_when_asked(state, root, holder):
     assert json.loads(done.stdout)["errors"] == []
     assert left(state) == 0
     assert agent.poll() is None
+
+
+def test_a_running_agent_that_has_set_nothing_is_told_and_named(state, root, holder):
+    (state / "journal").unlink()
+    agent = holder("print('asked', flush=True)")
+    done = run(state, "--cgroup-root", str(root), "--running", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        f"the running agent (pid {agent.pid}) has set nothing, and will set nothing until it is started again"
+    ]
+    assert agent.stdout.readline() == b"asked\n"
+
+
+def test_an_agent_without_a_journal_is_never_denied(state, root):
+    (state / "journal").unlink()
+    with (state / "lock").open("w") as lock:
+        lock.write("4711\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = run(state, "--cgroup-root", str(root), "--running")
+    assert done.returncode == 1
+    assert "(pid 4711), but holds no journal that can be seen from here" in done.stderr
 
 
 def test_an_agent_that_does_not_release_is_named(state, holder):

@@ -86,6 +86,35 @@ def test_a_blocked_job_without_an_iteration_hurts_most():
     assert arranged([*ROWS, blocked], View())[0]["job"] == "blocked"
 
 
+BY_TIMER = {"iteration_source": "timer", "wait_seconds": None, "blocked_seconds": 0.0, "starvation_events": 0,
+            "cause": "none", "queue_depth": None, "queue_capacity": None, "queue_takeable": None}  # fmt: skip
+
+
+def by_timer(states):
+    """A moment in which the first job's iterations cannot be seen."""
+    first, *others = states[-1]["jobs"]
+    device = first["devices"][0] | {"throttle_ratio": None, "queueing_ratio": 0.25}
+    return states[-1] | {"jobs": [first | BY_TIMER | {"devices": [device]}, *others]}
+
+
+def test_a_wait_that_cannot_be_seen_is_no_wait_of_zero(states):
+    state = by_timer(states)
+    hidden = state["jobs"][0]
+    lines = shown(state | {"jobs": [hidden]})
+    assert "1 job, ? starving" in lines[0]
+    titles = next(line for line in lines if line.startswith("JOB"))
+    line = next(line for line in lines if line.startswith(hidden["job"][:8]))
+    assert line[titles.index("WAIT") :].split()[:2] == ["?", "?/?"]
+    assert "starving, 1 unknown" in shown(state)[0]
+    assert line[titles.index("CAUSE") :].split()[0] == "?"
+    text = "\n".join(shown(state, View(selected=hidden["id"], inside=True), Canvas(120, 60)))
+    assert "cause      ?" in text
+    assert "wait ? (? lost)" in text
+    assert "starved ? times" in text
+    assert re.search(r"blk-throttle +\S* +\?\n", text), text
+    assert re.search(r"    queue .* 25 %", text)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_order_takes_unknown_values(order):
     assert sorted(one["id"] for one in arranged(ROWS, View(order=order))) == [1, 2, 3]
