@@ -130,7 +130,7 @@ def show(findings: Sequence[Finding], mode: Mode, *, everything: bool) -> None:
             continue
         prefix = f"{paint(f'{level:7}', COLOURS[level], colours=colours)}  {name:{wide}}  "
         print(hanging(prefix, paragraphs, columns, wide + 11))
-    print(summary(findings, [level for level, *_ in rows], everything=everything))
+    print(summary(findings, [level for level, *_ in rows], mode, everything=everything))
 
 
 def _by_cause(findings: Sequence[Finding]) -> Iterator[tuple[Finding, ...]]:
@@ -153,17 +153,18 @@ def _row(group: Sequence[Finding], mode: Mode) -> tuple[str, str, list[str]]:
     return level, cause.name, paragraphs
 
 
-def summary(findings: Sequence[Finding], levels: Sequence[str], *, everything: bool) -> str:
+def summary(findings: Sequence[Finding], levels: Sequence[str], mode: Mode, *, everything: bool) -> str:
     """`21 checks: 17 ok …` by the levels that are told, and what this node can do."""
     counts = ", ".join(f"{levels.count(level)} {level}" for level in reversed(ORDER) if level in levels)
     hidden = "" if everything or "ok" not in levels else " (--all shows what is ok)"
-    return f"{len(levels)} checks: {counts}{hidden}\n{_able(findings)}"
+    return f"{len(levels)} checks: {counts}{hidden}\n{_able(findings, mode)}"
 
 
-def _able(findings: Sequence[Finding]) -> str:
+def _able(findings: Sequence[Finding], mode: Mode) -> str:
     """One sentence on what can work here, whatever the mode."""
     if any(matters(finding, "observe") for finding in findings):
         return "This node cannot be measured yet: mend the errors first."
     if any(matters(finding, "enforce") for finding in findings):
-        return "This node can be measured; limits cannot be enforced yet (--mode enforce shows what stops them)."
+        how = "mend the errors first" if mode == "enforce" else "--mode enforce shows what stops them"
+        return f"This node can be measured; limits cannot be enforced yet ({how})."
     return "This node can be measured, and limits can be enforced."
