@@ -10,8 +10,14 @@ from agent.checks.finding import Finding, Result, note, ok, warning
 TABLES = ("nfs", "fuse", "page_cache", "object_store")
 """Probes that lose calls for want of room alone."""
 HARMLESS = "a burst that is over does no harm; where the number grows"
-REFUSALS = ("malformed", "flooded", "too_many_streams", "unmanaged", "unknown_sender")
-"""Why a hint that came does not count."""
+REFUSALS = {
+    "malformed": "the calls are wrong (see agent/hint.py)",
+    "flooded": "call once per iteration, not more often",
+    "too_many_streams": "use one name of a stream per loader",
+    "unmanaged": "the sender runs outside the jobs' cgroups; compare its /proc/PID/cgroup with [[jobs]]",
+    "unknown_sender": "the sender had ended before the agent looked, or runs in another process namespace",
+}
+"""Why a hint that came does not count, and what to do."""
 
 
 def check(state: Mapping[str, Any] | None, *, runs: bool = False, kprobes: bool = True) -> Iterator[Finding]:
@@ -79,8 +85,7 @@ def _refused(probe: Mapping[str, Any]) -> Finding | None:
         return None
     told = ", ".join(f"{count} {name}" for name, count in refused.items())
     evidence = f"attached, but none of the {counts['received']} hints that came counts: {told}"
-    fix = ("Unmanaged ones come from outside the jobs' cgroups: compare /proc/PID/cgroup of the sender with [[jobs]]; "
-           "malformed ones from wrong calls (see agent/hint.py).")  # fmt: skip
+    fix = " ".join(f"{name}: {REFUSALS[name]}." for name in refused)
     return note(f"probe.{probe.get('name')}", evidence, fix)
 
 

@@ -354,7 +354,8 @@ def test_hints_that_all_are_refused_are_a_note(counts, result):
     assert finding.result is result
     if result is Result.NOTE:
         assert "none of the 5 hints that came counts: " in finding.evidence
-        assert "/proc/PID/cgroup" in finding.fix
+        assert "unmanaged: the sender runs outside the jobs' cgroups; compare its /proc/PID/cgroup" in finding.fix
+        assert ("malformed: the calls are wrong" in finding.fix) == ("malformed" in counts)
 
 
 @pytest.mark.parametrize(
