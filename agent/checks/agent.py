@@ -7,6 +7,8 @@ from typing import Any
 
 from agent.checks.finding import Finding, Result, note, ok, warning
 
+TRY_PROBES = "sudo prefetchd doctor --attach --all tries the probes of one that would be started"
+"""Without a running agent nothing is known of its probes."""
 TABLES = ("nfs", "fuse", "page_cache", "object_store")
 """Probes that lose calls for want of room alone."""
 HARMLESS = "a burst that is over does no harm; where the number grows"
@@ -27,8 +29,7 @@ def check(state: Mapping[str, Any] | None, *, runs: bool = False, kprobes: bool 
         if runs:
             yield warning("agent.answers", "an agent runs on this node, but does not answer at this address", fix)
         else:
-            fix = "sudo prefetchd doctor --attach --all tries the probes of one that would be started"
-            yield note("agent.answers", "no agent answers; start one with `prefetchd run`", fix)
+            yield note("agent.answers", "no agent answers; start one with `prefetchd run`", TRY_PROBES)
         return
     jobs = len(state.get("jobs", ()))
     evidence = f"policy {state.get('policy')} in mode {state.get('mode')}, {jobs} training job(s)"

@@ -8,11 +8,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from agent.checks.agent import probe_finding
+from agent.checks.agent import TRY_PROBES, probe_finding
 from agent.checks.bundle import write_bundle
 from agent.checks.finding import Finding, Result, as_json, matters, severity, unknown
 from agent.checks.host import this_host
@@ -71,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
     findings = run_checks(host, config, answer)
     if args.attach:
         findings = (
-            *(one for one in findings if not one.name.startswith("probe.")),
+            *(_without_advice(one) for one in findings if not one.name.startswith("probe.")),
             *attached(config, kprobes=has_kprobes(host)),
         )
     if args.json:
@@ -82,6 +83,11 @@ def main(args: argparse.Namespace) -> int:
         members = write_bundle(args.bundle, findings, mode, config, client if answer is not None else None)
         print(f"{args.bundle}: {len(members)} files; look through them before you pass it on", file=sys.stderr)
     return exit_status(findings, mode, strict=args.strict)
+
+
+def _without_advice(finding: Finding) -> Finding:
+    """The finding, not advising to try the probes: that is being done."""
+    return replace(finding, fix="") if finding.fix == TRY_PROBES else finding
 
 
 def attached(config: Config, *, kprobes: bool) -> tuple[Finding, ...]:

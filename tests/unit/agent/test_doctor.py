@@ -379,6 +379,10 @@ def test_the_doctor_does_not_advise_what_was_just_done():
     told = {mode: doctor.summary([ENFORCING], ["error"], mode, everything=True) for mode in doctor.MODES}
     assert "--mode enforce shows" in told["observe"]
     assert told["enforce"].endswith("limits cannot be enforced yet (mend the errors first).")
+    (silent,) = agent_checks.check(None, runs=False, kprobes=True)
+    assert "doctor --attach --all" in silent.fix
+    assert doctor._without_advice(silent).fix == ""
+    assert doctor._without_advice(ENFORCING) is ENFORCING
 
 
 def lay_out(root: Path, files: dict[str, str | bytes]) -> Host:
