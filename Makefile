@@ -9,6 +9,7 @@ help: ## what each target does
 
 setup: ## Debian packages for running, .venv, .venv/bin/prefetchd
 	@packaging/setup.sh run
+	@$(if $(filter setup,$(MAKECMDGOALS)),echo "setup: done; now: sudo .venv/bin/prefetchd doctor")
 
 setup-test: ## the same and what the demo, the lab and the tests need
 	@packaging/setup.sh test

@@ -51,13 +51,7 @@ class Endpoint:
         self._health = health
         self._users = _read_users(section.basic_auth_file)
         context = _tls_context(section)
-        address = split_address(section.listen)
-        try:
-            self._server = _Server(address, _handler(self), context)
-        except (OSError, OverflowError, UnicodeError) as error:
-            raise ConfigError(
-                f"Cannot listen on {section.listen!r} ({reason(error)}); choose another address with --listen."
-            ) from None
+        self._server = _bound(section, _handler(self), context)
         self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)
 
     @property
@@ -102,6 +96,21 @@ class Endpoint:
             return status, "text/plain; charset=utf-8", f"{why or 'ok'}\n".encode()
         hint = b"prefetchd: /metrics /healthz /readyz /state\n"
         return (HTTPStatus.OK if path == "/" else HTTPStatus.NOT_FOUND), "text/plain; charset=utf-8", hint
+
+
+def refuse_unusable(section: MetricsSection) -> None:
+    """Raise ConfigError where an endpoint would: its address is taken or none, a file cannot be used."""
+    _read_users(section.basic_auth_file)
+    _bound(section, BaseHTTPRequestHandler, _tls_context(section)).server_close()
+
+
+def _bound(section: MetricsSection, handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None) -> _Server:
+    try:
+        return _Server(split_address(section.listen), handler, context)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(
+            f"Cannot listen on {section.listen!r} ({reason(error)}); choose another address with --listen."
+        ) from None
 
 
 def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:

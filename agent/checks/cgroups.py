@@ -136,7 +136,7 @@ def _rules(facts: CgroupFacts) -> Iterator[Finding]:
     if training:
         yield ok("cgroup.jobs", evidence)
     else:
-        fix = "Start a job, or compare the patterns with: find /sys/fs/cgroup -type d"
+        fix = f"Start a job, or compare the patterns with: find {facts.root} -type d"
         yield note("cgroup.jobs", f"{evidence}; rules without a match: {', '.join(facts.idle_rules)}", fix)
 
 

@@ -87,7 +87,10 @@ def _medium(facts: DeviceFacts) -> Finding:
     made = f" of {', '.join(device.members)}" if device.members else ""
     evidence = f"{device.device} {device.kind}{made}, {size}, medium {device.medium}, scheduler {facts.scheduler}"
     if facts.virtual and device.rotational and (facts.rule is None or facts.rule.medium is None):
-        fix = f'Add medium = "ssd" (or "hdd") to the [[devices]] entry of /dev/{device.name}.'
+        where = f"the [[devices]] entry of /dev/{device.name}"
+        fix = f'Add medium = "ssd" (or "hdd") to {where}.'
+        if facts.rule is None:
+            fix = f'Make {where} in the configuration: device = "/dev/{device.name}", medium = "ssd" (or "hdd").'
         return warning(_name(facts, "medium"), f"{evidence}; a virtual disk says that it rotates, true or not", fix)
     return ok(_name(facts, "medium"), evidence)
 

@@ -103,10 +103,12 @@ def _directory(facts: StateFacts) -> Finding:
         evidence = f"{facts.folder} is not writable, and {facts.directory} must be made there"
         return unknown("state.directory", evidence, "Run the doctor as root: sudo prefetchd doctor")
     evidence = f"{facts.free_bytes / 2**20:,.0f} MiB free at {facts.folder}"
+    if facts.folder != facts.directory:
+        evidence += f" for {facts.directory}"
     if facts.free_bytes < JOURNAL_BYTES:
         fix = f"Free at least {JOURNAL_BYTES >> 20} MiB there: without a journal nothing may be enforced."
         return failed("state.directory", evidence, fix, "enforcing")
-    return ok("state.directory", f"{evidence} for {facts.directory}")
+    return ok("state.directory", evidence)
 
 
 def _instance(facts: StateFacts, *, answers: bool) -> Finding:

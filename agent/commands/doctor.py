@@ -8,11 +8,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from agent.checks.agent import probe_finding
+from agent.checks.agent import TRY_PROBES, probe_finding
 from agent.checks.bundle import write_bundle
 from agent.checks.finding import Finding, Result, as_json, matters, severity, unknown
 from agent.checks.host import this_host
@@ -71,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
     findings = run_checks(host, config, answer)
     if args.attach:
         findings = (
-            *(one for one in findings if not one.name.startswith("probe.")),
+            *(_without_advice(one) for one in findings if not one.name.startswith("probe.")),
             *attached(config, kprobes=has_kprobes(host)),
         )
     if args.json:
@@ -82,6 +83,11 @@ def main(args: argparse.Namespace) -> int:
         members = write_bundle(args.bundle, findings, mode, config, client if answer is not None else None)
         print(f"{args.bundle}: {len(members)} files; look through them before you pass it on", file=sys.stderr)
     return exit_status(findings, mode, strict=args.strict)
+
+
+def _without_advice(finding: Finding) -> Finding:
+    """The finding, not advising to try the probes: that is being done."""
+    return replace(finding, fix="") if finding.fix == TRY_PROBES else finding
 
 
 def attached(config: Config, *, kprobes: bool) -> tuple[Finding, ...]:
@@ -130,7 +136,7 @@ def show(findings: Sequence[Finding], mode: Mode, *, everything: bool) -> None:
             continue
         prefix = f"{paint(f'{level:7}', COLOURS[level], colours=colours)}  {name:{wide}}  "
         print(hanging(prefix, paragraphs, columns, wide + 11))
-    print(summary(findings, [level for level, *_ in rows], everything=everything))
+    print(summary(findings, [level for level, *_ in rows], mode, everything=everything))
 
 
 def _by_cause(findings: Sequence[Finding]) -> Iterator[tuple[Finding, ...]]:
@@ -153,17 +159,18 @@ def _row(group: Sequence[Finding], mode: Mode) -> tuple[str, str, list[str]]:
     return level, cause.name, paragraphs
 
 
-def summary(findings: Sequence[Finding], levels: Sequence[str], *, everything: bool) -> str:
+def summary(findings: Sequence[Finding], levels: Sequence[str], mode: Mode, *, everything: bool) -> str:
     """`21 checks: 17 ok …` by the levels that are told, and what this node can do."""
     counts = ", ".join(f"{levels.count(level)} {level}" for level in reversed(ORDER) if level in levels)
     hidden = "" if everything or "ok" not in levels else " (--all shows what is ok)"
-    return f"{len(levels)} checks: {counts}{hidden}\n{_able(findings)}"
+    return f"{len(levels)} checks: {counts}{hidden}\n{_able(findings, mode)}"
 
 
-def _able(findings: Sequence[Finding]) -> str:
+def _able(findings: Sequence[Finding], mode: Mode) -> str:
     """One sentence on what can work here, whatever the mode."""
     if any(matters(finding, "observe") for finding in findings):
         return "This node cannot be measured yet: mend the errors first."
     if any(matters(finding, "enforce") for finding in findings):
-        return "This node can be measured; limits cannot be enforced yet (--mode enforce shows what stops them)."
+        how = "mend the errors first" if mode == "enforce" else "--mode enforce shows what stops them"
+        return f"This node can be measured; limits cannot be enforced yet ({how})."
     return "This node can be measured, and limits can be enforced."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import pwd
 import shutil
 import sys
@@ -27,8 +26,12 @@ What the command leaves running when it ends is ended too: SIGTERM, and SIGKILL 
 itself, even by SIGKILL, ends the command the same way.
 
 exit status:
-  that of the command; 128 + N where signal N ended it
-  125  the cgroup could not be made    126  the command could not be run    127  the command was not found
+  that of the command; 128 + N where signal N ended it; else the command was not started:
+  2    the command line or the configuration cannot be used (a bad --weight or --grace, no command)
+  125  the cgroup could not be made: a name of a job that none can bear or that runs already, a user that is not
+       known, no cgroup v2, no right to it
+  126  the command was found and cannot be run
+  127  the command was not found
 """
 
 
@@ -61,9 +64,10 @@ def main(args: argparse.Namespace) -> int:
     name, root = check_name(args.job), _root(args)
     account = _account(args.user) if args.user else None
     if shutil.which(argv[0]) is None:
-        told = shortened(f"prefetchd: command {argv[0]!r} was not found or is not executable; check it and PATH.")
-        print(told, file=sys.stderr)
-        return 126 if os.access(argv[0], os.F_OK) else 127
+        found = "/" in argv[0] and Path(argv[0]).exists()
+        why = "is not executable; name a program" if found else "was not found; check its name and PATH"
+        print(shortened(f"prefetchd: command {argv[0]!r} {why}."), file=sys.stderr)
+        return 126 if found else 127
     try:
         run = run_scope if _systemd_is_init() and not args.no_systemd else run_plain
         return run(root, Order(name, argv, account, args.weight, args.grace))

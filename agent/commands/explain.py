@@ -22,7 +22,7 @@ examples:
 JOB is the job's name in `top` and in metrics, a pod's name, or NAMESPACE/NAME.
 
 exit status:
-  0  done    1  no agent answers    2  no such job
+  0  done    1  no agent answers    2  no such job, or the command line cannot be used
 """
 
 

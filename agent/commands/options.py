@@ -52,6 +52,7 @@ def _url(args: argparse.Namespace) -> str:
     if address is None:
         section = _metrics_section(args)
         address, secure = section.listen, secure or bool(section.certificate)
+    _refuse_password(address)
     if address.startswith(("http://", "https://")):
         return _checked(address, address)
     if "://" in address:
@@ -60,6 +61,16 @@ def _url(args: argparse.Namespace) -> str:
     host, port = config.split_address(address)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - "every address" is reached by loopback
     return _checked(f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}", address)
+
+
+def _refuse_password(address: str) -> None:
+    """Raise UsageError for user:password@ in an address: it stands in the process list and would in messages."""
+    if "@" in address:
+        scheme = address.partition("://")[0] + "://" if "://" in address else ""
+        raise UsageError(
+            f"Address {scheme + '***@' + address.rpartition('@')[2]!r} may hold no user and password; leave them out "
+            "and give --auth FILE with one line user:password."
+        )
 
 
 def _checked(url: str, address: str) -> str:

@@ -34,8 +34,8 @@ from agent.logs import setup
 from agent.loop import Loop, LoopSettings, run
 from agent.node import LocalNode, configured_devices
 from agent.policies.base import make_policy
-from agent.recording import Recorder
-from agent.server import Endpoint
+from agent.recording import Recorder, refuse_other_file
+from agent.server import Endpoint, refuse_unusable
 from agent.settings import core_settings, policy_settings
 from agent.stopping import SignalFlags, StoppedEarlyError
 from agent.types import TickReport
@@ -54,6 +54,12 @@ examples:
   sudo prefetchd run                                          # observe this node, answer on 127.0.0.1:9753
   sudo prefetchd run --mode dry-run --config node.toml        # log what would be written
   sudo prefetchd run --mode enforce --config node.toml --listen 0.0.0.0:9753
+
+exit status:
+  0  ended as asked, by a signal or --duration; every limit is restored
+  1  it could not start: no root, another agent runs, a recording cannot be written
+  2  the command line or the configuration cannot be used
+  3  this node has no cgroups that could be watched, or enforcing was asked for and cannot work
 """
 
 
@@ -184,6 +190,7 @@ def _serve(
     args: argparse.Namespace,
     notes: tuple[str, ...],
 ) -> int:
+    _refuse_early(config, args)
     mode = config.mode
     journal, restored = recover_journal(config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
@@ -213,6 +220,13 @@ def _serve(
     log.info("ending: %s", why)
     loop.release(why)
     return _status(recorder, args)
+
+
+def _refuse_early(config: Config, args: argparse.Namespace) -> None:
+    """Raise for an address or a recording that cannot be used before seconds are spent on compiling the probes."""
+    refuse_unusable(config.metrics)
+    if args.record is not None:
+        refuse_other_file(Path(args.record))
 
 
 def _status(recorder: Recorder | None, args: argparse.Namespace) -> int:
@@ -247,7 +261,7 @@ def _announce(config: Config, node: LocalNode, endpoint: Endpoint, mode: str) ->
     for probe in node.probes():
         level = logging.INFO if probe.state == "attached" else logging.WARNING
         how, why = f" ({probe.tier})" if probe.tier else "", f": {probe.why}" if probe.why else ""
-        more = " (prefetchd doctor --all says why)" if probe.detail else ""
+        more = " (prefetchd doctor --attach --all says why)" if probe.detail else ""
         log.log(level, "probe %s: %s%s%s%s", probe.name, probe.state, how, why, more)
         if probe.detail:
             log.debug("probe %s: %s", probe.name, probe.detail)

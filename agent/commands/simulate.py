@@ -35,6 +35,9 @@ examples:
 
 A scenario file declares devices, training jobs and neighbours. tests/lab/scenarios in the source tree has twenty to
 start from; its README.md explains every key.
+
+exit status:
+  0  done    2  the command line or the scenario cannot be used
 """
 MACHINES = {"lab": LAB, "node": NODE}
 PAPER = "paper"
@@ -117,11 +120,14 @@ def _find(name: str) -> Path:
     try:
         if path.suffix != ".toml" and named.is_file():
             return named
-        found = path.is_file()
+        found, is_folder = path.is_file(), path.is_dir()
     except OSError:  # such as a name that is too long
-        found = False
+        found = is_folder = False
+    if is_folder:
+        raise UsageError(f"Scenario {name!r} is a folder; give the path of a scenario file.")
     if not found:
-        raise UsageError(f"Scenario {name!r} is neither a file nor {PAPER!r}; give the path of a scenario file.")
+        known = ", ".join([PAPER, *sorted(file.stem for file in SOURCE_SCENARIOS.glob("*.toml"))])
+        raise UsageError(f"Scenario {name!r} is no file and none of those known by name ({known}).")
     return path
 
 

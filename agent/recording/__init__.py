@@ -33,6 +33,6 @@ and reading goes on at the next head. So a file that was torn is continued at it
 """
 
 from agent.recording.reader import Moment, RecordingError, Segment, read
-from agent.recording.recorder import Recorder
+from agent.recording.recorder import Recorder, refuse_other_file
 
-__all__ = ["Moment", "Recorder", "RecordingError", "Segment", "read"]
+__all__ = ["Moment", "Recorder", "RecordingError", "Segment", "read", "refuse_other_file"]

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -34,6 +34,31 @@ OUTPUT_SECONDS = 1.0
 Group = tuple[str | int, ...]
 
 
+def refuse_other_file(path: FilePath) -> None:
+    """Raise PrefetchdError where a recorder would: the path cannot be written, or is a file that is no recording."""
+    existed = path.exists()
+    file, _ = _open(path)
+    file.close()
+    if not existed:
+        path.unlink(missing_ok=True)
+
+
+def _open(path: FilePath) -> tuple[BinaryIO, int]:
+    """The file, made where there is none, and its length. Raises PrefetchdError."""
+    try:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640), "r+b")
+        is_recording = good_length(file) > 0
+        length = file.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise PrefetchdError(
+            f"Recording {str(path)!r} cannot be written ({error.strerror}); choose another path."
+        ) from None
+    if length and not is_recording:
+        file.close()
+        raise PrefetchdError(f"File {str(path)!r} exists and is no recording; choose another name.")
+    return file, length
+
+
 class Recorder:
     """Appends to a recording. An error of the disk ends the recording, never the agent; `problem` then says why."""
 
@@ -54,17 +79,7 @@ class Recorder:
         self._written_at: dict[JobId, float] = {}
         self._pending: list[bytes] = []
         self._flushed_at: float | None = None
-        try:
-            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640), "r+b")
-            is_recording = good_length(self._file) > 0
-            self.bytes = self._file.seek(0, os.SEEK_END)
-            if self.bytes and not is_recording:
-                self._file.close()
-                raise PrefetchdError(f"File {str(path)!r} exists and is no recording; choose another name.")
-        except OSError as error:
-            raise PrefetchdError(
-                f"Recording {str(path)!r} cannot be written ({error.strerror}); choose another path."
-            ) from None
+        self._file, self.bytes = _open(path)
         head = {
             "format": "prefetchd",
             "version": VERSION,

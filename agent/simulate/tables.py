@@ -237,13 +237,17 @@ def _mode(figures: PolicyFigures, static: PolicyFigures, mode: str) -> dict[str,
     }
 
 
+BOUND_NAMES = {"local": "bound", "unlimited": "bound without gateway"}
+"""What the table calls `BOUNDS`: what disks that are never short would give beside the same gateway, and without it."""
+
+
 def paper_lines(document: Mapping[str, Any]) -> list[str]:
     """The paper's table with ours beside it; figures of ours carry their 95 % confidence interval."""
     names = [name for name in document["policies"] if name not in BOUNDS]
     before, after = document["paper"]["static"], document["paper"]["reserved"]
     ours = document["policies"]
     none = [""] * len(BOUNDS)
-    rows = [["", "paper: static", "paper: reserved", *names, *(f"bound: {name}" for name in BOUNDS)]]
+    rows = [["", "paper: static", "paper: reserved", *names, *BOUND_NAMES.values()]]
     for label, key, digits in (
         ("wait per iteration, ms", "wait_ms", 1),
         ("events per job and hour", "events_per_hour", 1),
@@ -258,25 +262,27 @@ def paper_lines(document: Mapping[str, Any]) -> list[str]:
     ):
         rows.append([label, "", f"{after[key]:.0%}", *[f"{ours[name][key]:.0%}" for name in (*names, *BOUNDS)]])
     cells = [f"{ours[name]['share_of_reachable_reduction']:.0%}" for name in (*names, *BOUNDS)]
-    rows.append(["of the wait that local control can take", "", "", *cells])
+    rows.append(["of the wait that local control can take away", "", "", *cells])
     cells = [f"{ours[name]['local_wait_reduction']:.0%}" for name in (*names, *BOUNDS)]
     rows.append(["less wait, remote congestion apart", "", "", *cells])
     for mode in MODES:
         cells = [f"{ours[name]['modes'][mode]['failure_reduction']:.0%}" for name in names]
-        rows.append([f"fewer failures: {mode}", "", f"{after[f'{mode}_reduction']:.0%}", *cells, *none])
+        rows.append(
+            [f"fewer failures: {mode.replace('_', ' ')}", "", f"{after[f'{mode}_reduction']:.0%}", *cells, *none]
+        )
     for mode in MODES:
         cells = [f"{ours[name]['modes'][mode]['wait_reduction']:.0%}" for name in names]
-        rows.append([f"less wait: {mode}", "", "", *cells, *none])
+        rows.append([f"less wait: {mode.replace('_', ' ')}", "", "", *cells, *none])
     rows.append(
         ["episodes per job and hour", "", "", *[f"{ours[name]['episodes_per_hour']:.0f}" for name in names], *none]
     )
     for bound in BOUNDS:
         cells = [f"{ours[name][f'share_of_{bound}']:.1%}" for name in (*names, *BOUNDS)]
-        rows.append([f"samples/s, of bound: {bound}", "", "", *cells])
+        rows.append([f"samples/s, of the {BOUND_NAMES[bound]}'s", "", "", *cells])
     for medium in ("ssd", "hdd"):
         key = f"{medium}_loan_iterations"
         cells = ["-" if ours[name][key] is None else f"{ours[name][key]:.1f}" for name in names]
-        rows.append([f"mean loan, {medium}, iterations", "", f"{after[key]:.1f}", *cells, *none])
+        rows.append([f"mean loan on {medium.upper()}s, iterations", "", f"{after[key]:.1f}", *cells, *none])
     rows.append(
         [
             "control, CPU cores",

@@ -88,3 +88,12 @@ def test_every_listed_package_is_known_to_this_system():
     )
     installed = {line.split()[0] for line in done.stdout.splitlines() if line.endswith("install ok installed")}
     assert installed == listed
+
+
+def test_make_setup_ends_by_saying_what_to_do_now_and_what_needs_it_does_not():
+    def steps(target):
+        command = ["make", "--no-print-directory", "-n", target]
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+    assert steps("setup").splitlines()[-1] == 'echo "setup: done; now: sudo .venv/bin/prefetchd doctor"'
+    assert "setup: done" not in steps("run") + steps("demo")

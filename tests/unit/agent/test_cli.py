@@ -45,7 +45,7 @@ def test_help_has_an_example_that_names_the_command(name):
     assert done.returncode == 0, done.stderr
     examples = done.stdout.partition("example")[2]
     assert re.search(rf"prefetchd {name}\b", examples), done.stdout
-    assert "exit status" in done.stdout or name in ("run", "restore", "simulate")
+    assert "exit status" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [(), ("fly",), ("doctor", "--colour"), ("top", "--sort", "luck")])
@@ -105,6 +105,38 @@ def test_an_address_that_is_none_is_a_sentence(address):
     assert done.stderr.startswith("prefetchd: Address ")
     assert "write for example 127.0.0.1:9753" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [("top", "--once"), ("explain", "resnet"), ("doctor",)])
+@pytest.mark.parametrize("address", ["http://user:hunter2@127.0.0.1:1", "user:hun/ter2@127.0.0.1:1"])
+def test_a_password_in_an_address_is_refused_and_never_shown(command, address):
+    done = run(*command, "--address", address)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "***@127.0.0.1:1' may hold no user and password" in done.stderr
+    assert "--auth FILE" in done.stderr
+    assert "hun" not in done.stderr + done.stdout
+
+
+def test_an_unknown_scenario_lists_those_that_are_known(tmp_path):
+    done = run("simulate", "--scenario", "nosuch")
+    assert done.returncode == 2
+    known = re.search(r"'nosuch' is no file and none of those known by name \((.*)\)\.$", done.stderr.rstrip())[1]
+    assert set(known.split(", ")) == {"paper", *(file.stem for file in SCENARIOS.glob("*.toml"))}
+    folder = run("simulate", "--scenario", str(tmp_path))
+    assert f"{str(tmp_path)!r} is a folder" in folder.stderr
+
+
+def test_exec_tells_what_was_not_found_from_what_cannot_run(tmp_path):
+    (tmp_path / "data").touch()
+    calls = {str(tmp_path / "data"): (126, "is not executable; name a program."),
+             "no-such-program": (127, "was not found; check its name and PATH.")}  # fmt: skip
+    for command, (status, words) in calls.items():
+        done = run("exec", "--job", "a", "--", command)
+        assert (done.returncode, done.stderr) == (status, f"prefetchd: command {command!r} {words}\n")
+    assert run("exec", "--job", "a", "--weight", "0", "--", "true").returncode == 2
+    statuses = run("exec", "--help").stdout.partition("exit status")[2]
+    assert all(re.search(rf"^  {status} ", statuses, re.MULTILINE) for status in (2, 125, 126, 127))
 
 
 @pytest.mark.parametrize("address", ["http://a..b", "\u2603:80", "http://127.0.0.1:1/\u2603"])

@@ -4,6 +4,7 @@ import fcntl
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -154,7 +155,8 @@ def test_runtime(name, changes, result, fix):
             "Use v2.",
         ),
         ("cgroup.jobs", {"rules": 0, "jobs": ()}, Result.WARNING, "[[jobs]]"),
-        ("cgroup.jobs", {"idle_rules": ("/x/*",), "jobs": ()}, Result.NOTE, "find /sys/fs/cgroup"),
+        ("cgroup.jobs", {"idle_rules": ("/x/*",), "jobs": ()}, Result.NOTE, "find /sys/fs/cgroup -type d"),
+        ("cgroup.jobs", {"idle_rules": ("/x/*",), "jobs": (), "root": "/u"}, Result.NOTE, "find /u -type d"),
         ("cgroup.delegation", {"jobs": ()}, Result.UNKNOWN, ""),
         (
             "cgroup.delegation",
@@ -250,6 +252,12 @@ def judge_devices(facts=None, refused=(), **changes):
     ("name", "changes", "result", "fix"),
     [
         ("medium", {"virtual": True, "device": replace(DISK, rotational=True)}, Result.WARNING, 'medium = "ssd"'),
+        (
+            "medium",
+            {"virtual": True, "device": replace(DISK, rotational=True), "rule": None},
+            Result.WARNING,
+            'Make the [[devices]] entry of /dev/nvme0n1 in the configuration: device = "/dev/nvme0n1", medium = "ssd"',
+        ),
         ("capacity", {"rule": None}, Result.NOTE, "prefetchd calibrate /dev/nvme0n1"),
         (
             "capacity",
@@ -309,11 +317,72 @@ def test_running_agent_speaks_for_its_probes():
         ],
     }
     findings = list(agent_checks.check(answer, runs=True, kprobes=True))
-    assert "3 events lost" in named(findings, "probe.block").evidence
+    lost = named(findings, "probe.block").evidence
+    assert "3 events lost: requests that found no room in a table, or whose end the kernel did not show" in lost
+    assert "a burst that is over does no harm" in lost
     assert "no sunrpc" in named(findings, "probe.nfs").evidence
     assert named(findings, "agent.conflicts").result is Result.WARNING
     assert named(findings, "agent.note").evidence == "blind"
     assert [one.result for one in agent_checks.check(None, runs=False, kprobes=True)] == [Result.NOTE]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("page_cache", "calls that found no room in a table"),
+        ("dataloader", "came faster than the agent took them"),
+        ("links", "looks that failed"),
+    ],
+)
+def test_what_a_probe_lost_is_told_with_what_it_matters(name, words):
+    finding = agent_checks.probe_finding({"name": name, "state": "degraded", "why": "x", "lost": 24}, kprobes=True)
+    assert re.search(rf"degraded: x, 24 .*{words}", finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("counts", "result"),
+    [
+        ({"received": 5, "unmanaged": 5}, Result.NOTE),
+        ({"received": 5, "unmanaged": 3, "malformed": 2}, Result.NOTE),
+        ({"received": 5, "unmanaged": 4}, Result.OK),
+        ({"received": 0, "unmanaged": 0}, Result.OK),
+        ({}, Result.OK),
+    ],
+)
+def test_hints_that_all_are_refused_are_a_note(counts, result):
+    finding = agent_checks.probe_finding({"name": "hint", "state": "attached", "counts": counts}, kprobes=True)
+    assert finding.result is result
+    if result is Result.NOTE:
+        assert "none of the 5 hints that came counts: " in finding.evidence
+        assert "unmanaged: the sender runs outside the jobs' cgroups; compare its /proc/PID/cgroup" in finding.fix
+        assert ("malformed: the calls are wrong" in finding.fix) == ("malformed" in counts)
+
+
+@pytest.mark.parametrize(
+    ("tier", "fix"), [("tracepoint", "The check kernel.kprobes names"), ("", "checks under kernel.*")]
+)
+def test_the_fix_of_a_probe_names_the_check_that_matters(tier, fix):
+    probe = {"name": "fuse", "state": "degraded", "tier": tier, "why": "x"}
+    assert fix in agent_checks.probe_finding(probe, kprobes=False).fix
+
+
+def test_free_room_is_told_with_the_folder_once():
+    def evidence(folder):
+        facts = replace(GOOD_STATE, folder=folder)
+        return named(state.check(facts, answers=False), "state.directory").evidence
+
+    assert evidence("/run/prefetchd") == "1,024 MiB free at /run/prefetchd"
+    assert evidence("/run") == "1,024 MiB free at /run for /run/prefetchd"
+
+
+def test_the_doctor_does_not_advise_what_was_just_done():
+    told = {mode: doctor.summary([ENFORCING], ["error"], mode, everything=True) for mode in doctor.MODES}
+    assert "--mode enforce shows" in told["observe"]
+    assert told["enforce"].endswith("limits cannot be enforced yet (mend the errors first).")
+    (silent,) = agent_checks.check(None, runs=False, kprobes=True)
+    assert "doctor --attach --all" in silent.fix
+    assert doctor._without_advice(silent).fix == ""
+    assert doctor._without_advice(ENFORCING) is ENFORCING
 
 
 def lay_out(root: Path, files: dict[str, str | bytes]) -> Host:

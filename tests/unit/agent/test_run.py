@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +12,11 @@ import pytest
 from agent.commands import run
 from agent.config import Config, ConfigError
 from agent.errors import CannotEnforceError, PrefetchdError
+from agent.recording import refuse_other_file
 from bpf.samples import ProbeState, ProbeStatus
 from cgroup.hierarchy import Hierarchy
 
+PROJECT = Path(__file__).parents[3]
 V2 = Hierarchy("v2", "/sys/fs/cgroup")
 
 
@@ -77,7 +80,7 @@ REFUSAL = "cannot attach block.c to fentry:bio_endio: bpf: Failed to load progra
 
 
 @pytest.mark.parametrize(
-    ("detail", "more"), [(f"{REFUSAL}; {REFUSAL}", " (prefetchd doctor --all says why)"), ("", "")]
+    ("detail", "more"), [(f"{REFUSAL}; {REFUSAL}", " (prefetchd doctor --attach --all says why)"), ("", "")]
 )
 def test_a_probe_is_told_in_a_sentence_and_the_rest_at_debug(detail, more, caplog):
     status = ProbeStatus("block", ProbeState.DEGRADED, "throttle wait is unknown", "tracepoint", detail=detail)
@@ -99,6 +102,36 @@ def test_a_record_without_a_name_is_not_passed_over(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("prefetchd: Recording '.' cannot be written")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gets as far as that")
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("run", "--listen", "192.0.2.1:9999"), 2, "Cannot listen on '192.0.2.1:9999'"),
+        (("record", "notes.txt", "--listen", "127.0.0.1:0"), 1, "'notes.txt' exists and is no recording"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_the_probes_are_compiled(tmp_path, arguments, status, words):
+    (tmp_path / "notes.txt").write_text("important")
+    config = tmp_path / "node.toml"
+    config.write_text(f'[enforcement]\nstate_directory = "{tmp_path}"\n')
+    command = [sys.executable, "-m", "agent", *arguments, "--config", config, "--duration", "1"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+    )  # fmt: skip
+    assert done.returncode == status
+    assert words in done.stderr
+    assert "compiling" not in done.stderr
+    assert (tmp_path / "notes.txt").read_text() == "important"
+
+
+def test_looking_at_a_recording_that_is_to_be_made_leaves_nothing(tmp_path):
+    refuse_other_file(tmp_path / "new.rec")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(PrefetchdError, match="cannot be written"):
+        refuse_other_file(tmp_path / "no/such/folder.rec")
 
 
 def test_the_lock_holds_on_a_disk_without_room_for_the_number_of_its_owner(tmp_path):
