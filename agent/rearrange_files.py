@@ -117,6 +117,16 @@ def look_at(pid: int) -> Looked:
     return Looked(tuple(files), pipes, len(names) > MOST_FILES)
 
 
+def name_of(one: OpenFile) -> str:
+    """The path by which its process has it open; "" where the descriptor is closed, or another file's by now."""
+    try:
+        path = os.readlink(one.link)  # noqa: PTH115
+        status = os.stat(one.link)  # noqa: PTH116
+    except OSError:
+        return ""
+    return path if (status.st_dev, status.st_ino) == one.file else ""
+
+
 def _position(pid: int, name: str) -> tuple[int, int]:
     """(position, flags) of a descriptor, from fdinfo (Documentation/filesystems/proc.rst)."""
     with open(f"/proc/{pid}/fdinfo/{name}", encoding="ascii", errors="replace") as file:  # noqa: PTH123

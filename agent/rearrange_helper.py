@@ -9,7 +9,6 @@ own, and ends. Files are opened for reading alone and only while a window of the
 Looking must not wait for the disk, so other threads do what may block: `Resolver` finds out where files lie, `Asker`
 asks for windows.
 """
-# ruff: noqa: PTH115  # pathlib would cost a megabyte
 
 from __future__ import annotations
 
@@ -185,7 +184,7 @@ class Helper:
             looked = files.look_at(pid)
             too_many = too_many or looked.too_many
             here = [one for one in looked.files if self._resolver.devices_of(one.file[0]) & target.devices]
-            process = Seen(pid, files.command_of(pid), here, {one.descriptor: _name(one.link) for one in here})
+            process = Seen(pid, files.command_of(pid), here, {one.descriptor: files.name_of(one) for one in here})
             if process.is_worker:
                 for inode, path in looked.pipes.items():
                     if inode not in tasks:
@@ -204,13 +203,6 @@ class Helper:
         }
         with suppress(OSError):
             self._agent.send(json.dumps({"jobs": jobs, "skips": skips}).encode(), socket.MSG_DONTWAIT)
-
-
-def _name(link: str) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:
-        return ""
 
 
 def allow_many_files() -> None:

@@ -174,9 +174,9 @@ class Mover:
                 theirs = tuple(mounts_of(pid)) if fresh else ()
                 theirs = self._mounts.setdefault(theirs, theirs)
                 for one in fresh[: max(0, MOST_FILES - len(self._book.known))]:
-                    with suppress(OSError):
-                        if self._resolver.devices_of(one.file[0]) & target.devices:
-                            self._book.known[one.file] = Known(target.job, os.readlink(one.link), theirs)
+                    path = files.name_of(one) if self._resolver.devices_of(one.file[0]) & target.devices else ""
+                    if path:
+                        self._book.known[one.file] = Known(target.job, path, theirs)
 
     def _work(self) -> None:
         """The other thread: one file after the other."""

@@ -16,7 +16,7 @@ import pytest
 from agent import rearrange_move
 from agent.rearrange_defragment import Leave, pieces
 from agent.rearrange_facts import mounts_of
-from agent.rearrange_files import extents_of
+from agent.rearrange_files import extents_of, look_at, name_of
 from agent.rearrange_move import Move, Stopped, find_tool
 from agent.rearrange_process import MoverProcess, Target
 from tests.native.conftest import cgroup_mount, missing
@@ -212,6 +212,22 @@ def test_a_file_that_somebody_has_open_waits(folder, mode, why):
     with path.open(mode):
         assert move(path) == why
     assert move(path) == FILE_BYTES
+
+
+def test_a_descriptor_that_leads_to_another_file_by_now_gives_no_name(tmp_path):
+    """A job opens and closes all the time: the name of one file must not be taken for that of another."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(b"1")
+    second.write_bytes(b"2")
+    with first.open("rb") as file:
+        number = file.fileno()
+        (seen,) = (one for one in look_at(os.getpid()).files if one.descriptor == number)
+        assert name_of(seen) == str(first)
+        other = os.open(second, os.O_RDONLY)
+        os.dup2(other, number)
+        os.close(other)
+        assert name_of(seen) == ""
+    assert name_of(seen) == "", "closed"
 
 
 def test_a_file_that_is_mapped_is_open(folder):
