@@ -21,9 +21,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agent.errors import UsageError
+from agent.commands.options import file_to_write
+from agent.errors import UsageError, reason
+from agent.simulate.scenario import MAX_SECONDS
 from tests.lab import bench_results as results
-from tests.lab.bench_plan import POLICIES, SHIPPED, Cell, load_plan, machines, matrix
+from tests.lab.bench_plan import ALONE, POLICIES, SHIPPED, Cell, load_plan, machines, matrix
 from tests.lab.bench_report import render
 from tests.lab.bench_table import lines
 from tests.lab.cache import PROJECT
@@ -223,14 +225,17 @@ def run(arguments: argparse.Namespace, progress: Callable[[str], None]) -> int:
         return 0
     if arguments.json is None:
         raise UsageError("No --json is given; name the file for the result.")
-    if arguments.seconds is not None and arguments.seconds <= 0:
-        raise UsageError(f"Length {arguments.seconds:g} is not above zero; give seconds.")
+    if arguments.seconds is not None and not 0 < arguments.seconds <= MAX_SECONDS:
+        raise UsageError(f"Length {arguments.seconds:g} is not above zero and at most {MAX_SECONDS}; give seconds.")
     cells = _cells(arguments)
+    if not cells:
+        raise UsageError(f"Nothing is left to run: {ALONE!r} is for scenarios with neighbours; name another policy.")
+    if arguments.report:
+        check_writable(arguments.report, "Page")
     document = _document(arguments.json, arguments.seconds)
     failed = _measured(document, arguments.json, cells, progress)
     print("\n".join(lines(document)))
     if arguments.report:
-        arguments.report.parent.mkdir(parents=True, exist_ok=True)
         arguments.report.write_text(render(document), encoding="utf-8")
     for cell in failed:
         print(f"bench: {' '.join(map(str, cell.key))} was spoiled {ATTEMPTS} times and has no figure", file=sys.stderr)
@@ -238,7 +243,7 @@ def run(arguments: argparse.Namespace, progress: Callable[[str], None]) -> int:
 
 
 def _cells(arguments: argparse.Namespace) -> list[Cell]:
-    seeds = numbers(arguments.seed) if arguments.seed else None
+    seeds = None if arguments.seed is None else numbers(arguments.seed)
     if arguments.plan:
         return load_plan(arguments.plan, arguments.seconds, seeds)
     if not arguments.scenario:
@@ -250,15 +255,28 @@ def _cells(arguments: argparse.Namespace) -> list[Cell]:
 def numbers(text: str) -> list[int]:
     """Read a list of seeds like `1,2,3`."""
     try:
-        return [int(word) for word in text.split(",")]
+        seeds = [int(word) for word in text.split(",")]
     except ValueError:
-        raise UsageError(f"Seed {text!r} is no list of whole numbers; write for example 1,2,3.") from None
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise UsageError(f"Seed {text!r} is no list of whole numbers; write for example 1,2,3.")
+    return seeds
+
+
+def check_writable(path: Path, what: str) -> None:
+    """Make the file's folder; refuse before the runs, which take hours, a file that could not be written after them."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = file_to_write(str(path)).with_name(f"{path.name}.part")
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise UsageError(f"{what} {str(path)!r} cannot be written ({reason(error)}); choose another path.") from None
 
 
 def _document(path: Path, seconds: float | None) -> results.Document:
-    if path.exists():
+    if os.path.lexists(path):
         return results.load(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     return results.new_document(machine(), seconds)
 
 
@@ -267,6 +285,7 @@ def _measured(
 ) -> list[Cell]:
     if not results.missing(document, cells):
         return []
+    check_writable(path, "Result")
     if any(device.kind == "nfs" for cell in cells for device in cell.subject.scenario.devices):
         ensure_nfs(progress)
     trainer_program()  # built here: the guest is slower

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import msgspec
 
 from agent.errors import UsageError
 from agent.simulate.scenario import Scenario, load_scenario
+from agent.toml_text import convert, parse_toml, read_text
 from tests.lab.devices import Device, devices_of
 from tests.lab.peers import JOB_WEIGHT, NEIGHBOUR_CAP_RATIO, NEIGHBOUR_WEIGHT, PEERS, QOS_LATENCY_US
 
@@ -70,18 +70,29 @@ class Cell:
         return self.subject.name, self.policy, self.seed
 
 
+Seed = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scenario: str
     policies: tuple[str, ...]
-    seeds: tuple[int, ...]
+    seeds: Annotated[tuple[Seed, ...], msgspec.Meta(min_length=1)]
+
+
+class _Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    run: Annotated[tuple[_Entry, ...], msgspec.Meta(min_length=1)]
 
 
 def find_scenario(name: str) -> Path:
     """Return the file of a scenario, given by path or as the name of a shipped one."""
     shipped = SCENARIOS / f"{name}.toml"
-    if shipped.is_file():
+    try:
+        is_shipped, is_file = shipped.is_file(), Path(name).is_file()
+    except OSError:  # such as a name that is too long
+        is_shipped = is_file = False
+    if is_shipped:
         return shipped
-    if not Path(name).is_file():
+    if not is_file:
         raise UsageError(f"Scenario {name!r} is neither a file nor shipped; see {SCENARIOS.name}/README.md for names.")
     return Path(name).resolve()
 
@@ -107,15 +118,10 @@ def matrix(
 
 def load_plan(path: Path, seconds: float | None, seeds: Sequence[int] | None = None) -> list[Cell]:
     """Read a plan, a TOML list `[[run]]` of scenario, policies and seeds; `seeds` stand in for the plan's own."""
-    try:
-        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        entries = msgspec.convert(document.get("run", ()), tuple[_Entry, ...])
-    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise UsageError(
-            f"Plan {str(path)!r} cannot be used ({error}); write [[run]] tables like {SHIPPED.name}."
-        ) from None
+    source = f"Plan {str(path)!r}"
+    document = parse_toml(read_text(path, "Plan", UsageError), source, UsageError)
     cells = []
-    for entry in entries:
+    for entry in convert(document, _Plan, source, UsageError, None).run:
         check_policies(entry.policies)
         subject = load_subject(entry.scenario, seconds)
         cells += [Cell(subject, policy, seed) for policy in entry.policies for seed in seeds or entry.seeds]
@@ -126,7 +132,9 @@ def check_policies(names: Sequence[str]) -> None:
     """Refuse a policy that does not exist, and an empty list."""
     unknown = [name for name in names if name not in CHOICES]
     if unknown or not names:
-        raise UsageError(f"Policy {', '.join(unknown) or '(none given)'} is unknown; use some of {', '.join(CHOICES)}.")
+        raise UsageError(
+            f"Policy {', '.join(map(repr, unknown)) or '(none given)'} is unknown; use some of {', '.join(CHOICES)}."
+        )
 
 
 def in_order(cells: Iterable[Cell]) -> list[Cell]:

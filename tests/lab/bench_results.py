@@ -13,7 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agent.errors import UsageError
+import msgspec
+
+from agent.errors import UsageError, reason
 from tests.lab.bench_plan import ALONE, CHOICES, OURS, PARAMETERS, Cell
 
 Document = dict[str, Any]
@@ -25,6 +27,52 @@ _PLAIN = (
     *("neighbour_bytes_per_second", "control_writes", "agent_cpu_seconds", "agent_cpu_ratio", "agent_resident_bytes"),
     *("bpf_seconds", "bpf_ratio"),
 )
+
+
+class _Guest(msgspec.Struct):
+    kernel: str
+    accelerator: str
+
+
+class _Wait(msgspec.Struct):
+    mean: float
+    p50: float
+    p99: float
+
+
+class _Run(msgspec.Struct):
+    """What the tables and the aggregates need of a run."""
+
+    scenario: str
+    policy: str
+    seed: int
+    seconds: float
+    digest: str
+    revision: str
+    guest: _Guest
+    wait_ms: _Wait
+    starvation_events: int
+    worst_job: str
+    worst_utilisation: float
+    neighbour_bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        if self.policy not in CHOICES:
+            raise ValueError(f"policy {self.policy!r} is unknown")
+
+
+class _Machine(msgspec.Struct):
+    cpu: str
+    cpus: int
+
+
+class _Whole(msgspec.Struct):
+    """What a document must hold."""
+
+    machine: _Machine
+    policies: dict[str, str]
+    runs: list[_Run]
+    spoiled: list[dict[str, Any]]
 
 
 def new_document(machine: Mapping[str, Any], seconds: float | None) -> Document:
@@ -43,11 +91,21 @@ def new_document(machine: Mapping[str, Any], seconds: float | None) -> Document:
 def load(path: Path) -> Document:
     """Read a document; raises `UsageError` with one sentence."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device may have no end
+            raise UsageError(f"Result {str(path)!r} is no regular file; give the --json of a benchmark.")
         document = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise UsageError(f"Result {str(path)!r} is nested too deeply; give the --json of a benchmark.") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"Result {str(path)!r} cannot be read ({error}); give the --json of a benchmark.") from None
+        told = reason(error)
+        raise UsageError(f"Result {str(path)!r} cannot be read ({told}); give the --json of a benchmark.") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"Result {str(path)!r} is no benchmark of format {FORMAT}; choose another file.")
+    try:
+        msgspec.convert(document, _Whole)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"Result {str(path)!r} is damaged ({error}); choose another file.") from None
+    document["scenarios"] = aggregate(document["runs"])
     return document
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 from xml.etree import ElementTree as ET
 
@@ -114,7 +115,10 @@ def test_run_length_is_that_of_all():
         (lambda: matrix(["ssd-greedy"], ["nonesuch"], [1], None), "nonesuch"),
         (lambda: matrix(["ssd-greedy"], [], [1], None), "none given"),
         (lambda: matrix(["nonesuch"], ["none"], [1], None), "'nonesuch'"),
+        (lambda: matrix(["x" * 5000], ["none"], [1], None), "neither a file nor shipped"),
         (lambda: bench.numbers("1,x"), "'1,x'"),
+        (lambda: bench.numbers("3,-1"), "'3,-1'"),
+        (lambda: bench.numbers(""), "''"),
     ],
 )
 def test_what_does_not_exist_is_refused(call, quoted):
@@ -126,6 +130,23 @@ def test_plan_with_a_misspelt_key_is_refused(tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text('[[run]]\nscenario = "ssd-95"\npolicy = ["none"]\nseeds = [1]\n')
     with pytest.raises(UsageError, match=r"plan\.toml.*policy"):
+        load_plan(plan, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"\xff\xfe", "no UTF-8 text"), (b"a = " + b"[" * 100_000, "nested too deeply"), (b"", "'run' is missing"),
+        (b"run = []", r"'run' has the value \[\]"), (b"run = 3", "'run' has the value 3"),
+        (b"[[run]]\nscenario = 'ssd-95'\npolicies = ['none']\nseeds = []", r"seeds' has the value \[\]"),
+        (b"[[run]]\nscenario = 'ssd-95'\npolicies = ['none']\nseeds = [-1]", r"seeds\[0\]' has the value -1"),
+        (b"[[run]]\nscenario = 'ssd-95'\npolicies = 'none'\nseeds = [1]", "policies' has the value 'none'"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_cannot_be_used_is_told_in_a_sentence(tmp_path, text, why):
+    plan = tmp_path / "plan.toml"
+    plan.write_bytes(text)
+    with pytest.raises(UsageError, match=why):
         load_plan(plan, None)
 
 
@@ -463,3 +484,56 @@ def test_table_of_a_result(tmp_path, capsys):
 def test_incomplete_command_lines_are_refused(words, capsys):
     assert command_line.main(["bench", *words]) == 2
     assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e308", "-1"])
+def test_a_length_that_is_none_is_refused(lab, seconds, tmp_path, capsys):
+    words = ["bench", "--json", str(tmp_path / "b.json"), "--scenario", "ssd-95", "--seconds", seconds]
+    assert command_line.main(words) == 2
+    assert seconds.replace("e", "e+") in capsys.readouterr().err
+    assert not lab[1]
+
+
+def test_where_nothing_is_left_to_run_it_says_so(lab, tmp_path, capsys):
+    assert run_bench(tmp_path, "--scenario", "ssd-95", "--policy", ALONE) == 2
+    assert "'alone' is for scenarios with neighbours" in capsys.readouterr().err
+    assert not lab[1]
+
+
+@pytest.mark.parametrize("option", ["--json", "--report"])
+@pytest.mark.parametrize("name", ["/proc/x", "file/x", "/proc/self/x/x", "x" * 300])
+def test_what_could_not_be_written_is_refused_before_the_first_run(lab, option, name, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert run_bench(tmp_path, *PAIR, option, str(tmp_path / name)) == 2
+    told = capsys.readouterr().err
+    assert f"/{name.strip('/')}' cannot be " in told
+    assert told.count("\n") == 1
+    assert not lab[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"format": 1}', '{"format": 1, "runs": null}', "[" * 200_000, '{"format": 1, "runs": [', "[]",
+        json.dumps(document(record()) | {"runs": [{}]}), json.dumps(document(record()) | {"machine": {}}),
+        json.dumps(document({**record(), "policy": "other"})), json.dumps(document({**record(), "guest": None})),
+        json.dumps(document({**record(), "seconds": None})),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("option", ["--table", "--json"])
+def test_a_damaged_result_is_refused_and_stays(lab, option, text, tmp_path, capsys):
+    path = tmp_path / "b.json"
+    path.write_text(text)
+    assert command_line.main(["bench", option, str(path), *(PAIR if option == "--json" else ())]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"Result {str(path)!r} ")
+    assert told.count("\n") == 1
+    assert path.read_text() == text
+    assert not lab[1]
+
+
+def test_a_pipe_is_no_result(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert command_line.main(["bench", "--table", str(tmp_path / "pipe")]) == 2
+    assert "is no regular file" in capsys.readouterr().err
