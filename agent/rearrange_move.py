@@ -139,8 +139,12 @@ class Move:
         try:
             if not _is_same(pinned, name, descriptor):
                 return Leave.VANISHED
-            status = self._tool(tool, pinned, name)
-            _remove_leftover(pinned, name)
+            theirs = _is_there(pinned, _second(name))
+            try:
+                status = self._tool(tool, pinned, name)
+            finally:
+                if not theirs:
+                    _remove_leftover(pinned, name)
         finally:
             os.close(pinned)
         if status:
@@ -150,17 +154,16 @@ class Move:
 
     def _tool(self, tool: str, folder: int, name: str) -> int:
         """Run it in the file's folder, whatever becomes of the path meanwhile; returns its exit status."""
-        null = subprocess.DEVNULL
+        null, mover = subprocess.DEVNULL, os.getpid()
         process = subprocess.Popen(
             [tool, "-v", f"./{name}"], cwd=f"/proc/self/fd/{folder}", stdin=null, stdout=null, stderr=null,
-            env={"PATH": ":".join(self._folders), "LC_ALL": "C"}, preexec_fn=_die_with_parent,  # noqa: PLW1509
+            env={"PATH": ":".join(self._folders), "LC_ALL": "C"}, preexec_fn=lambda: _die_with(mover),  # noqa: PLW1509
         )  # fmt: skip
         deadline = time.monotonic() + LONGEST_SECONDS
         while process.poll() is None:
             if self._stopping.wait(STEP_SECONDS) or time.monotonic() > deadline:
                 process.kill()
                 process.wait()
-                _remove_leftover(folder, name)
                 raise Stopped
         return process.returncode
 
@@ -179,15 +182,30 @@ def _is_same(folder: int, name: str, descriptor: int) -> bool:
     return os.path.samestat(there, os.fstat(descriptor))
 
 
+def _second(name: str) -> str:
+    """The name under which e4defrag makes the new place of a file."""
+    return f"{name}.defrag"
+
+
+def _is_there(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
 def _remove_leftover(folder: int, name: str) -> None:
     """e4defrag makes NAME.defrag and removes the name at once; ended just between the two, it leaves an empty file."""
-    left = f"{name}.defrag"
+    left = _second(name)
     with suppress(OSError):
         status = os.stat(left, dir_fd=folder, follow_symlinks=False)
         if status.st_size == 0 and status.st_uid == 0 and status.st_mode & 0o7777 == 0o400:
             os.unlink(left, dir_fd=folder)
 
 
-def _die_with_parent() -> None:
-    """However the mover ends, the tool ends with it."""
+def _die_with(mover: int) -> None:
+    """However the mover ends, the tool ends with it; or does not begin, where the mover ended before this."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != mover:
+        os._exit(1)

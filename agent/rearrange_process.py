@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from agent.rearrange import memory_budget_bytes
 from agent.rearrange_defragment import Mend
+from agent.rearrange_files import processes_of
 from cgroup.child import Child
 
 log = logging.getLogger(__name__)
@@ -127,12 +128,18 @@ class HelperBase(ABC, Generic[T]):
         self.problem = self._prepare() or self._spawn()
         if self.problem:
             log.warning("%s: %s", self.cannot, self.problem)
-            self._remove()
+            if not processes_of(str(self.folder)):  # it would be waited for
+                self._remove()
         return not self.problem
 
     def _prepare(self) -> str:
         try:
             self.folder.mkdir(exist_ok=True)
+            if others := processes_of(str(self.folder)):  # the limits below would be theirs, and the kernel's killer
+                return (
+                    f"the cgroup {self.cgroup} holds processes of somebody else, such as {others[0]}; "
+                    "name an unused one in rearrange.cgroup"
+                )
             limits = {"memory.max": str(self.memory_bytes + OWN_BYTES), "memory.swap.max": "0"}
             for name, text in limits.items():
                 file = self.folder / name

@@ -341,6 +341,27 @@ def test_an_agent_that_stands_still_has_nothing_more_read(opener, folder, device
     assert not Path(root + own).exists()
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", [HelperProcess, MoverProcess])
+def test_a_cgroup_that_somebody_else_is_in_is_left_as_it_is(make_cgroup, kind, inside):
+    cgroup = make_cgroup()
+    where = make_cgroup(cgroup) if inside else cgroup
+    with subprocess.Popen(["sleep", "60"]) as process:
+        (where / "cgroup.procs").write_text(str(process.pid))
+        path = f"/{cgroup.relative_to(cgroup_mount())}"
+        made = kind(str(cgroup_mount()), path, MEMORY_BYTES, needs_limits=False)
+        try:
+            began = time.monotonic()
+            assert not made.start()
+            assert time.monotonic() - began < 1.0, "the loop of the agent waits"
+            assert f"{path} holds processes of somebody else, such as {process.pid}" in made.problem
+            assert made.pid == 0
+        finally:
+            made.close()
+            process.kill()
+    assert cgroup.is_dir()
+
+
 def test_without_limits_it_does_not_run(make_cgroup):
     """Where the cgroup cannot be bounded (here: a v2 hierarchy without controllers) nothing is read ahead."""
     folder = make_cgroup()

@@ -214,6 +214,18 @@ def test_a_file_that_somebody_has_open_waits(folder, mode, why):
     assert move(path) == FILE_BYTES
 
 
+@pytest.mark.parametrize("mode", [0o400, 0o644])
+def test_a_file_of_somebody_else_that_bears_the_name_of_the_tools_own_stays(disk, folder, mode):
+    path, other = fragmented(folder)
+    theirs = folder / f"{path.name}.defrag"
+    theirs.touch()
+    theirs.chmod(mode)
+    before = sums([path, other, theirs])
+    assert move(path) == (Leave.FAILED if disk[1] == "ext4" else FILE_BYTES)  # e4defrag alone uses that name
+    assert sums([path, other, theirs]) == before
+    assert sorted(folder.iterdir()) == [path, theirs, other]
+
+
 def test_a_descriptor_that_leads_to_another_file_by_now_gives_no_name(tmp_path):
     """A job opens and closes all the time: the name of one file must not be taken for that of another."""
     first, second = tmp_path / "first", tmp_path / "second"
@@ -305,6 +317,12 @@ def test_what_an_ended_tool_leaves_is_removed(disk, folder, tmp_path):
     assert Path(f"{tool}.ran").exists()
     assert sorted(one.name for one in folder.iterdir()) == ["shard 0", "shard 1"]
     assert sums([path]) == before
+
+
+@pytest.mark.parametrize(("mover", "status"), [(os.getpid(), 0), (1, 1)])
+def test_a_tool_whose_mover_has_ended_meanwhile_does_not_begin(mover, status):
+    done = subprocess.run(["true"], check=False, preexec_fn=lambda: rearrange_move._die_with(mover))
+    assert done.returncode == status
 
 
 @pytest.mark.parametrize("disk", ["ext4"], indirect=True)  # xfs_fsr reads around the cache
