@@ -318,13 +318,6 @@ class TestCaps:
         flood = job_view(2, score=70.0, used=0.9, need=0.9)
         assert Run().step(job_view(1, **VICTIM), flood).quotas[2, SSD].share == pytest.approx(0.57)
 
-    def test_one_that_starves_itself_is_spared_the_half_where_one_other_starves(self):
-        """Its loss would be as large as the other's gain; where two others starve for it they have the better of it."""
-        flood, scores = job_view(2, score=20.0, used=0.8, need=0.6), {"score": 20.0, "used": 0.05, "need": 0.9}
-        one, two = job_view(1, **scores), job_view(3, **scores)
-        assert Run().step(one, flood).quotas[2, SSD].share == pytest.approx(0.8)
-        assert Run().step(one, two, flood).quotas[2, SSD].share == pytest.approx(0.4)
-
     def test_a_cap_says_whether_it_is_a_cut(self):
         _, decisions = contention()
         assert decisions[0].quotas[9, SSD].cut
