@@ -72,6 +72,8 @@ def main(args: argparse.Namespace) -> int:
     """Check the place, measure, print."""
     if not 0.3 <= args.seconds <= 600:
         raise UsageError(f"Time {args.seconds:g} s is not from 0.3 to 600; 5 s a figure is the usual.")
+    if not args.target:  # it would be the working folder
+        raise UsageError("Target '' names nothing; give a device, or a folder or file on it.")
     wanted = _size(args.size)
     place = find_place(args.target, raw=args.raw)
     reader = choose_reader(args.reader)

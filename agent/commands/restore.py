@@ -49,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Restore and say what was done."""
+    if not args.state_directory:  # it would be the working folder
+        raise UsageError("State directory '' names nothing; give that of the configuration, or leave the option out.")
     journal = Path(args.state_directory) / "journal"
     root = args.cgroup_root or detect_hierarchy().root
     if root is None:

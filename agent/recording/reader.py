@@ -117,7 +117,7 @@ def _read(
 ) -> Iterator[Moment]:
     decoder: _Decoder | None = None
     lost: list[tuple[int, int]] = []
-    for kind, contents, end in frames(file, lambda start, end: lost.append((start, end))):
+    for kind, contents, end in _readable(frames(file, lambda start, end: lost.append((start, end))), name):
         progress(end)
         try:
             if kind == HEAD:
@@ -135,6 +135,16 @@ def _read(
             f"Recording {name!r} is damaged from byte {start:,} to {end:,} of {file.seek(0, os.SEEK_END):,}; "
             "what was recorded there is left out."
         )
+
+
+def _readable(found: Iterator[tuple[Any, ...]], name: str) -> Iterator[tuple[Any, ...]]:
+    """The frames; an OSError of the file system itself becomes a RecordingError, since it names no file."""
+    try:
+        yield from found
+    except OSError as error:
+        raise RecordingError(
+            f"Recording {name!r} cannot be read ({error.strerror}); copy what is left of it to another disk."
+        ) from None
 
 
 def _segment(contents: bytes, name: str) -> Segment:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.__main__ import COMMANDS, build_parser
+from agent.__main__ import COMMANDS, build_parser, main
 from agent.errors import shortened
 from agent.recording.frames import HEAD, PASSES, frame
 from agent.shell import bash, man, zsh
@@ -404,3 +404,8 @@ def test_a_folder_in_place_of_a_file_is_a_sentence(command, tmp_path):
     assert done.returncode in (1, 2)
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert str(tmp_path) in done.stderr
+
+
+def test_no_target_is_not_the_working_folder(capsys):
+    assert main(["calibrate", "", "--size", "1 KiB"]) == 2
+    assert "Target '' names nothing" in capsys.readouterr().err

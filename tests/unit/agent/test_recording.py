@@ -308,6 +308,12 @@ def test_frames_of_a_broken_program_are_a_sentence_not_a_defect(told, tmp_path):
     assert not [sentence for sentence in refused if "\n" in sentence]
 
 
+def test_a_disk_that_fails_is_told_of_the_recording():
+    """The memory of a process is a regular file whose first page cannot be read."""
+    with pytest.raises(RecordingError, match=r"Recording '/proc/self/mem' cannot be read \(Input/output error\); copy"):
+        list(read(Path("/proc/self/mem")))
+
+
 def test_a_pipe_is_refused_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RecordingError, match="pipe' is no regular file; give the path of a recording"):

@@ -65,6 +65,13 @@ def test_a_wrong_root_forgets_nothing(state, wrong):
     assert left(state) == 1
 
 
+def test_no_state_directory_is_not_the_working_folder(state):
+    done = run("", cwd=state)
+    assert done.returncode == 2
+    assert done.stderr.startswith("prefetchd: State directory '' names nothing;")
+    assert left(state) == 1
+
+
 def test_a_state_directory_that_is_a_file_is_refused(tmp_path, root):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is no directory"):
