@@ -75,8 +75,10 @@ def _cell(own: Mapping[str, Any], policy: str) -> str:
     text = f"{wait_text(figures['wait_ms']['mean'])} / {figures['starvation_events']:.0f}"
     if any(other["neighbour_bytes_per_second"] for other in own.values()):
         text += f" / {figures['neighbour_bytes_per_second'] / MIB:.0f}" if policy != ALONE else ""
+    if policy == ALONE:
+        return text
     lowest = min(other["wait_ms"]["mean"] for one, other in own.items() if one != ALONE)
-    return f"**{text}**" if policy != ALONE and figures["wait_ms"]["mean"] <= lowest + NOISE_MS else text
+    return f"**{text}**" if figures["wait_ms"]["mean"] <= lowest + NOISE_MS else text
 
 
 def wait_text(milliseconds: float) -> str:

@@ -227,6 +227,9 @@ def test_training_alone_is_no_peer():
     assert head == "| scenario (seeds) | alone | none | bfqw | adaptive |"
     assert row == "| ssd-greedy (1) | 1.00 / 4 | 9.00 / 4 / 50 | 4.00 / 4 / 50 | **2.00 / 4 / 50** |"
     assert 'class="mark fill alone"' in render(made)
+    first = document(record(policy=ALONE, wait=1.0, neighbour=0))
+    assert lines(first)[2] == "| ssd-greedy (1) | 1.00 / 4 |"
+    assert 'class="mark fill alone"' in render(first)
 
 
 def test_training_alone_is_run_only_where_there_are_neighbours():
