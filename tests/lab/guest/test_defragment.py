@@ -25,12 +25,11 @@ pytestmark = [pytest.mark.guest, pytest.mark.nightly, pytest.mark.timeout(1800)]
 DISKS = {"ext4": "hdd0", "xfs": "hdd2"}
 SETTLED_SECONDS = 6.0
 SECONDS = 24.0
-MOVING_SECONDS = 240.0
+MOVING_SECONDS = 930.0
+"""At the default share of 10 % a file of 128 pieces takes ten seconds and more; at 20 % half of the set took 210 s."""
 SHARDS = {"kind": "shards", "workers": 2, "queue": 4, "batch_bytes": 2 * MIB, "compute_seconds": 0.01}
 VICTIM = SHARDS | {"memory_bytes": 32 * MIB}
 OTHER = SHARDS | {"batch_bytes": MIB, "compute_seconds": 0.15}
-MOVES = ("defragment = true", "defragment_ratio = 0.2")
-"""Twice the default share: faster, and others have twice as much to bear."""
 AHEAD = {"memory_mib": 24}
 """The helper has 32 more for itself: with the job's they must not hold the whole set, or nobody waits for its seeks."""
 
@@ -141,7 +140,7 @@ def test_fragmented_files_become_contiguous_and_nobody_else_waits(before, data, 
     sums = checksums(was["folder"])
     assert all(pieces(path) > FRAGMENTED_BYTES // FRAGMENT // 2 for path in files)
     with (
-        agent_of(tmp_path, find_disk(DISKS[kind]).number, *MOVES, **AHEAD),
+        agent_of(tmp_path, find_disk(DISKS[kind]).number, "defragment = true", **AHEAD),
         jobs(MOVING_SECONDS, victim=was["folder"], other=data(kind) / "many") as logs,
     ):
         wait_until(lambda: moving().get("running"), 60)
