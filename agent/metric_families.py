@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -33,6 +33,14 @@ def add(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], valu
     """Add a value; an unknown one has no series."""
     if value is not None:
         family.add_metric(labels, float(value))
+
+
+def counted(name: str, text: str, causes: Iterable[str], counts: Mapping[str, int]) -> CounterMetricFamily:
+    """A counter with a value for each cause, 0 where nothing was counted."""
+    family = new_counter(name, text, ("cause",))
+    for cause in causes:
+        add(family, [cause], counts.get(cause, 0))
+    return family
 
 
 def slot_labels(report: TickReport, entry: JobReport, device: str) -> list[str]:

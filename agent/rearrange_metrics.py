@@ -7,6 +7,7 @@ from agent.metric_families import (
     JOB_LABELS,
     Families,
     add,
+    counted,
     labels_of,
     new_counter,
     new_gauge,
@@ -36,13 +37,9 @@ def rearrange_families(report: TickReport, max_jobs: int) -> Families:
             add(hits, labels, one.hit_ratio)
             add(gain, labels, one.gain_seconds)
     yield from (active, ahead, hits, gain)
-    skips = new_counter("rearrange_skips", "Files, or parts of them, that were not read ahead, by reason.", ("cause",))
-    for reason in Skip:
-        add(skips, [reason], report.rearrange.skips.get(reason, 0))
-    stops = new_counter("rearrange_stops", "Ends of reading ahead for a job, by cause.", ("cause",))
-    for cause in Stop:
-        add(stops, [cause], report.rearrange.stops.get(cause, 0))
-    yield from (skips, stops)
+    text = "Files, or parts of them, that were not read ahead, by reason."
+    yield counted("rearrange_skips", text, Skip, report.rearrange.skips)
+    yield counted("rearrange_stops", "Ends of reading ahead for a job, by cause.", Stop, report.rearrange.stops)
 
 
 def mend_families(report: TickReport, max_jobs: int) -> Families:
@@ -68,10 +65,8 @@ def mend_families(report: TickReport, max_jobs: int) -> Families:
                 (gain, one.gain_seconds),
             ):
                 add(family, labels_of(report.jobs[job]), value)
-    skips = new_counter("defragment_skips", "Fragmented files that were left as they are, by reason.", ("cause",))
-    for reason in Leave:
-        add(skips, [reason], report.rearrange.mend_skips.get(reason, 0))
-    stops = new_counter("defragment_stops", "Ends of making a job's files contiguous, by cause.", ("cause",))
-    for cause in MoveStop:
-        add(stops, [cause], report.rearrange.mend_stops.get(cause, 0))
-    yield from (active, moved, size, left, gain, skips, stops)
+    yield from (active, moved, size, left, gain)
+    text = "Fragmented files that were left as they are, by reason."
+    yield counted("defragment_skips", text, Leave, report.rearrange.mend_skips)
+    text = "Ends of making a job's files contiguous, by cause."
+    yield counted("defragment_stops", text, MoveStop, report.rearrange.mend_stops)

@@ -33,10 +33,14 @@ from cgroup.mountinfo import Mount
 LOOK_SECONDS = 0.3
 TELL_SECONDS = 0.3
 LEASE_SECONDS = 3.0
-LATER_SECONDS = 0.5
-"""A file that could not be moved now is looked at again after this: one that is read again and again is closed only for
-moments."""
-MOST_TRIES = 240
+LATER_SECONDS = 5.0
+"""A file that could not be moved now is looked at again after this."""
+SOON_SECONDS = 0.5
+"""The same for one that somebody had open: one that is read again and again is closed only for moments."""
+GIVE_UP_SECONDS = 120.0
+"""For this long after the first try."""
+TRY_SECONDS = 0.02
+"""Between two tries in vain: with many files open they would follow each other without end."""
 MOST_FILES = 65536
 END_SECONDS = 10.0
 
@@ -72,7 +76,7 @@ class Book:
         self._fragmented: dict[FileId, int] = {}
         self._looked: set[FileId] = set()
         self._again_at: dict[FileId, float] = {}
-        self._tries: Counter[FileId] = Counter()
+        self._first_try: dict[FileId, float] = {}
         self._moved: dict[int, tuple[int, int]] = {}
         self.moving: FileId | None = None
 
@@ -96,11 +100,10 @@ class Book:
 
     def tried(self, file: FileId, found: int | Leave, now: float) -> None:
         """What became of moving it: bytes, 0 (it lies well by now), or a reason; some reasons pass by."""
-        self._tries[file] += 1
         if isinstance(found, Leave):
             self.leaves[file] = found
-            if found in LATER and self._tries[file] < MOST_TRIES:
-                self._again_at[file] = now + LATER_SECONDS
+            if found in LATER and now - self._first_try.setdefault(file, now) < GIVE_UP_SECONDS:
+                self._again_at[file] = now + (SOON_SECONDS if found is Leave.OPEN else LATER_SECONDS)
                 return
         else:
             self.leaves.pop(file, None)
@@ -198,6 +201,8 @@ class Mover:
         with suppress(Stopped):
             self._book.tried(file, self._move.carry_out(known.path, file, known.theirs), time.monotonic())
         self._book.moving = None
+        if file in self._book.leaves:
+            time.sleep(TRY_SECONDS)
 
     def _tell(self) -> None:
         skips = Counter(tuple(self._book.leaves.values()))

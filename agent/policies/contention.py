@@ -227,14 +227,13 @@ def _first_caps(
     leaves it that: in the lab the jobs of ssd-flood waited 2.2 ms with one, 1.7 with this one (seed 1).
     Never below its fair need, and not where best effort takes more than the job would lose.
     """
+    over = [m for m in members if m.used > OVER_RATIO * due[m.job]]
+    if not over:
+        return {}
     theirs = sum(n.used for n in neighbours)
     needed = _needed(members, usable)
-    caps = {}
-    for m in members:
-        kept = max(due[m.job], needed[m.job])
-        if m.used > OVER_RATIO * due[m.job] and m.used - kept >= theirs:
-            caps[m.job] = max(kept, FIRST_CUT * m.used)
-    return caps
+    kept = {m.job: max(due[m.job], needed[m.job]) for m in over}
+    return {m.job: max(kept[m.job], FIRST_CUT * m.used) for m in over if m.used - kept[m.job] >= theirs}
 
 
 def _spared(

@@ -150,8 +150,9 @@ def gather(moments: Iterable[Moment]) -> Story:
         _devices(story, moment, now)
         for job in moment.jobs:
             number = memory.identities.of(job, moment.jobs)
-            told = story.jobs.setdefault(number, JobStory(job.name, job.training))
-            _job(told, story, moment, job.id, now, memory)
+            if number not in story.jobs:
+                story.jobs[number] = JobStory(job.name, job.training)
+            _job(story.jobs[number], story, moment, job.id, now, memory)
         story.notes.update({str(value) for path, value in moment.node_outputs.items() if path[0] == "note"})
         story.writes = {str(path[1]): value for path, value in moment.node_outputs.items() if path[0] == "writes"}
     _name_policy_once(story)

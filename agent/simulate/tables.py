@@ -283,15 +283,8 @@ def paper_lines(document: Mapping[str, Any]) -> list[str]:
         key = f"{medium}_loan_iterations"
         cells = ["-" if ours[name][key] is None else f"{ours[name][key]:.1f}" for name in names]
         rows.append([f"mean loan on {medium.upper()}s, iterations", "", f"{after[key]:.1f}", *cells, *none])
-    rows.append(
-        [
-            "control, CPU cores",
-            "",
-            f"{after['control_cores']:.1f}",
-            *[f"{ours[n]['control_cores']:.3f}" for n in names],
-            *none,
-        ]
-    )
+    cells = [f"{ours[name]['control_cores']:.3f}" for name in names]
+    rows.append(["control, CPU cores", "", f"{after['control_cores']:.1f}", *cells, *none])
     return [*_aligned(rows), *_notes(document)]
 
 

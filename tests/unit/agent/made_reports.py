@@ -7,8 +7,10 @@ decides; in the second half its caps are obeyed.
 from dataclasses import replace
 from math import log2
 
+from agent.config import Config
 from agent.core import Core, CoreSettings
 from agent.policies.base import PolicySettings, make_policy
+from agent.recording import Recorder
 from agent.types import Capacity, DeviceInfo, DeviceView, Job, Medium, TickReport
 from bpf.samples import HISTOGRAM_BUCKETS, BlockKey, ProbeState, ProbeStatus, merge_samples
 from tests.unit.agent.closed_loop import MIB, Node, Trainer
@@ -76,6 +78,21 @@ def story(seconds=40.0):
             ),
             samples,
         )
+
+
+def record_twice(path, told, shift, again):
+    """Record the story (report, samples) and once more `shift` seconds later, job 11 then being number `again`."""
+    for later, number in ((0.0, 11), (shift, again)):
+        renamed = {11: number}
+        recorder = Recorder(path, Config())
+        for report, samples in told:
+            jobs = {
+                renamed.get(job, job): one._replace(job=replace(one.job, id=renamed.get(job, job)))
+                for job, one in report.jobs.items()
+            }
+            moved = replace(report, wall_time=report.wall_time + later, jobs=jobs)
+            recorder.add(moved, {renamed.get(job, job): sample for job, sample in samples.items()})
+        recorder.close()
 
 
 def _job(trainer):

@@ -18,7 +18,7 @@ from agent.rearrange_defragment import (
     why_leave,
 )
 from agent.rearrange_facts import Here, path_here
-from agent.rearrange_mover import LATER_SECONDS, MOST_TRIES, Book, Known
+from agent.rearrange_mover import GIVE_UP_SECONDS, LATER_SECONDS, SOON_SECONDS, Book, Known
 from cgroup.mountinfo import parse_mountinfo
 
 SIZE = 16 * MIB
@@ -170,15 +170,23 @@ def test_a_moved_file_counts_and_is_done(book):
 
 
 def test_a_file_that_is_open_is_tried_again_later_and_not_for_ever(book):
-    book.looked_at(A, SIZE)
-    now = 0.0
-    for _ in range(MOST_TRIES):
-        assert book.fragmented({7}, now) == A
-        book.tried(A, Leave.OPEN, now)
-        assert book.fragmented({7}, now + LATER_SECONDS / 2) is None
-        now += LATER_SECONDS
-    assert book.fragmented({7}, now) is None
+    assert times_tried(book, Leave.OPEN, SOON_SECONDS) == GIVE_UP_SECONDS / SOON_SECONDS + 1
     assert book.leaves == {A: Leave.OPEN}
+
+
+def test_one_that_waits_for_space_is_tried_less_often(book):
+    assert times_tried(book, Leave.NO_SPACE, LATER_SECONDS) == GIVE_UP_SECONDS / LATER_SECONDS + 1
+
+
+def times_tried(book, why, each):
+    """How often a file is tried that is left for that reason every time."""
+    book.looked_at(A, SIZE)
+    count, now = 0, 7.0
+    while book.fragmented({7}, now) == A:
+        book.tried(A, why, now)
+        assert book.fragmented({7}, now + each / 2) is None
+        count, now = count + 1, now + each
+    return count
 
 
 def test_a_file_that_is_moved_in_the_end_is_no_longer_left(book):

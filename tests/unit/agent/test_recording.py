@@ -46,7 +46,7 @@ from bpf.samples import (
     StreamCounters,
     WorkerTime,
 )
-from tests.unit.agent.made_reports import story
+from tests.unit.agent.made_reports import record_twice, story
 
 BIG = st.integers(0, 2**63 - 1)
 MAYBE = st.none() | BIG
@@ -481,16 +481,7 @@ def test_a_new_segment_starts_the_core_afresh(told, tmp_path):
 @pytest.mark.parametrize("shift", [0.0, 100.0])
 def test_runs_of_one_name_are_told_apart_and_none_is_lost(told, tmp_path, shift):
     path = tmp_path / "restarted.rec"
-    for later, number in ((0.0, 11), (shift, 1011)):
-        recorder = Recorder(path, Config())
-        for report, samples in told[:50]:
-            jobs = {
-                (number if job == 11 else job): one._replace(job=replace(one.job, id=number if job == 11 else job))
-                for job, one in report.jobs.items()
-            }
-            moved = replace(report, wall_time=report.wall_time + later, jobs=jobs)
-            recorder.add(moved, {(number if job == 11 else job): sample for job, sample in samples.items()})
-        recorder.close()
+    record_twice(path, told[:50], shift, 1011)
     done = run("replay", path)
     count = sum(one.training for one in gather(read(path)).jobs.values())
     assert f", {count} training job(s) in {count + 1} runs\n" in done.stdout, done.stdout

@@ -31,7 +31,7 @@ from agent.report.svg import (
     time_step,
 )
 from agent.types import Cause
-from tests.unit.agent.made_reports import story
+from tests.unit.agent.made_reports import record_twice, story
 
 
 @pytest.fixture(scope="module")
@@ -331,16 +331,7 @@ def test_command_errors_are_one_sentence(file, tmp_path):
 def test_a_restarted_job_is_told_with_the_one_that_is_gone(told, tmp_path):
     """Its cgroup is another one then; two of one name that live side by side stay two."""
     path = tmp_path / "restarted.rec"
-    for shift, number in ((0.0, 11), (100.0, 1011)):
-        recorder = Recorder(path, Config())
-        for report, samples in told[:50]:
-            jobs = {
-                (number if job == 11 else job): one._replace(job=replace(one.job, id=number if job == 11 else job))
-                for job, one in report.jobs.items()
-            }
-            later = replace(report, wall_time=report.wall_time + shift, jobs=jobs)
-            recorder.add(later, {(number if job == 11 else job): sample for job, sample in samples.items()})
-        recorder.close()
+    record_twice(path, told[:50], 100.0, 1011)
     two = gather(read(path))
     assert 1011 not in two.jobs
     assert two.jobs[11].iterations == 2 * told[49][0].jobs[11].signals.iterations
