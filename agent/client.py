@@ -12,7 +12,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from agent.errors import PrefetchdError, reason
+from agent.errors import PrefetchdError, UsageError, reason
 
 MAX_STATE_BYTES = 256 * 2**20
 """A longer answer is not read to its end."""
@@ -82,13 +82,31 @@ class AgentClient:
         return {"Authorization": "Basic " + base64.b64encode(users[0].encode()).decode()}
 
     def _tls(self) -> ssl.SSLContext:
+        if self.key and not self.certificate:
+            raise UsageError(f"Key {self.key!r} has no certificate with it; give --certificate FILE too.")
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
-            if self.certificate:
-                context.load_cert_chain(self.certificate, self.key or None)
-        except (OSError, ssl.SSLError) as error:
-            raise PrefetchdError(f"TLS files cannot be used ({error}); check --ca, --certificate and --key.") from None
+        except OSError as error:
+            raise PrefetchdError(
+                f"Certificate authority {self.ca!r} cannot be used ({_tls_reason(error)}); give --ca a PEM file."
+            ) from None
+        if not self.certificate:
+            return context
+        try:
+            context.load_cert_chain(self.certificate, self.key or None)
+        except OSError as error:
+            pair = f"{self.certificate!r} with key {self.key!r}" if self.key else f"{self.certificate!r}"
+            raise PrefetchdError(
+                f"Certificate {pair} cannot be used ({_tls_reason(error)}); check --certificate and --key."
+            ) from None
         return context
+
+
+def _tls_reason(error: OSError) -> str:
+    """Why, without OpenSSL's file and line."""
+    if isinstance(error, ssl.SSLError):
+        return error.reason.replace("_", " ").lower() if error.reason else "no PEM file"
+    return reason(error)
 
 
 def _refused(url: str, error: urllib.error.HTTPError) -> str:

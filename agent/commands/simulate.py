@@ -103,12 +103,12 @@ def _policies(text: str) -> list[str]:
 
 def _seeds(text: str) -> list[int]:
     try:
-        seeds = [int(word) for word in text.split(",") if word.strip()]
+        seeds = [int(word) for word in text.split(",")]
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0:
         raise UsageError(f"Seed {text!r} is no list of whole numbers; write for example 1,2,3.")
-    return seeds
+    return list(dict.fromkeys(seeds))
 
 
 def _find(name: str) -> Path:

@@ -15,7 +15,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from agent import server
+from agent.client import AgentClient
 from agent.config import ConfigError, MetricsSection
+from agent.errors import PrefetchdError
 from agent.server import MAX_CLIENTS, Endpoint
 
 
@@ -113,6 +115,27 @@ def test_tls_with_client_certificates(serve, certificate):
         get(endpoint, "/metrics", context=trusting)
     trusting.load_cert_chain(cert, key)
     assert get(endpoint, "/metrics", context=trusting)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ca": "{none}"}, "authority '{none}' cannot be used (No such file or directory); give --ca a PEM file."),
+        ({"ca": "{text}"}, "authority '{text}' cannot be used (no certificate or crl found); give --ca a PEM file."),
+        ({"key": "{text}"}, "Key '{text}' has no certificate with it; give --certificate FILE too."),
+        ({"certificate": "{text}"}, "'{text}' cannot be used (no PEM file); check --certificate and --key."),
+        ({"certificate": "{cert}", "key": "{other}"}, "'{cert}' with key '{other}' cannot be used (key values mism"),
+    ],
+)
+def test_a_client_says_which_tls_file_cannot_be_used(certificate, tmp_path, given, message):
+    text, other = tmp_path / "text", tmp_path / "other.pem"
+    text.write_text("nothing")
+    subprocess.run(["openssl", "genrsa", "-out", other, "2048"], check=True, capture_output=True)
+    names = {"none": tmp_path / "none", "text": text, "cert": certificate[0], "other": other}
+    client = AgentClient("https://127.0.0.1:1", **{name: value.format(**names) for name, value in given.items()})
+    with pytest.raises(PrefetchdError) as refused:
+        client.state()
+    assert message.format(**names) in str(refused.value)
 
 
 def connect(endpoint, count=1):

@@ -232,6 +232,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
         (["--scenario", "nowhere"], "'nowhere'"),
         (["--scenario", "paper", "--policy", "magic"], "magic"),
         (["--scenario", "paper", "--seed", "x"], "'x'"),
+        (["--scenario", "paper", "--seed", "1,,2"], "'1,,2'"),
     ],
 )
 def test_a_command_line_that_cannot_be_used_is_one_sentence(words, said, capsys):
