@@ -153,8 +153,8 @@ def decode_block_slots(
 
     `running` are its `open_records`, and `over` those of them whose end was missed; they count as ended. `throttle`
     says whether this tier knows the wait in blk-throttle. `told` (dtype BLOCK_TOLD, same shape) is what was told of
-    each slot before; it is brought up to date. A bio that was taken for ended may go on, or end while this is read and count
-    twice, but no counter falls: that would look like one that began anew.
+    each slot before; it is brought up to date. A bio that was taken for ended may go on, or end while this is read and
+    count twice, but no counter falls: that would look like one that began anew.
     """
     missed, missed_bytes = slots["missed"].copy(), slots["missed_bytes"].copy()
     np.add.at(missed, over["slot"], 1)
