@@ -113,8 +113,9 @@ class MountProbe(ABC):
         if self._program is None and not self._broken and not self._closed and now_ns >= self._next_look_ns:
             self._next_look_ns = now_ns + _LOOK_EVERY_NS
             self._try()
-        if self._program is not None:
-            for key, value in self._program.map(f"{self.name}_calls").items():
+        if self._program is not None and self._owners is not None:
+            calls = self._program.map(f"{self.name}_calls")
+            for key, value in self._owners.entries(calls, lambda key: int(key.cgroup)):
                 yield Call(key.cgroup, self._mount_of(device_name(key.device)), key.op, bytes(value))
 
     def _mount_of(self, device: str) -> str:

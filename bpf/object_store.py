@@ -124,10 +124,10 @@ class ObjectStoreProbe:
 
     def read(self, now_ns: int) -> Sample:
         """The counters as they stand; histogram and squares of a request follow when its connection goes on."""
-        if self._program is None:
+        if self._program is None or self._owners is None:
             return Sample(now_ns)
         found: dict[ObjectKey, ObjectCounters] = {}
-        for key, value in self._program.map("objects").items():
+        for key, value in self._owners.entries(self._program.map("objects"), lambda key: int(key.cgroup)):
             address = b"".join(int(word).to_bytes(4, "little") for word in key.peer.address)
             endpoint = format_endpoint(address, socket.ntohs(key.peer.port))
             found[ObjectKey(key.cgroup, endpoint)] = decode_object(bytes(value))

@@ -127,6 +127,19 @@ def test_counters_of_a_cgroup_that_is_no_longer_managed_go():
     assert loader.programs[0].map("managed") == {8: 1}
 
 
+def test_a_call_that_ends_after_its_cgroup_was_let_go_leaves_nothing():
+    """The kernel makes the counters anew: a few with each job that ends would fill the map over weeks."""
+    loader = Loader(loaded=True)
+    probe = NfsProbe(loader)
+    probe.manage([7, 8])
+    calls = loader.programs[0].map("nfs_calls")
+    late = list(calls.pairs)
+    probe.manage([8])
+    calls.pairs += late
+    assert probe.read(0).nfs == {}
+    assert len(calls) == 0
+
+
 def test_what_is_closed_stays_closed():
     loader = Loader(loaded=True)
     probe = NfsProbe(loader)
