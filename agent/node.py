@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.config import Config, DeviceRule
+from agent.guarded import Guarded
 from agent.job_cgroup import read_weight
 from agent.jobs import PodInfo, PodLookup, no_pods, select_jobs
 from agent.signals import IoCounts, JobSample
@@ -70,7 +71,7 @@ class LocalNode:
     ) -> None:
         self._root = root
         self._config = config
-        self._probes = tuple(probes)
+        self._probes = tuple(Guarded(probe) for probe in probes)
         self._devices = dict(devices)
         self._pods = pods
         self._lookup: PodLookup = pods or no_pods
