@@ -267,7 +267,7 @@ class Journal:
         except OSError as error:
             raise translated(error, self.path) from error
         finally:
-            os.ftruncate(file, size)
+            self._cut_off(file, size)
 
     def _empty(self) -> None:
         """Cut the file to nothing: that takes no room, so it works on a full disk as well."""
@@ -288,9 +288,18 @@ class Journal:
         try:
             _write_durably(file, b"".join(map(_encode, records)))
         except OSError as error:
-            os.ftruncate(file, size)
+            self._cut_off(file, size)
             raise translated(error, self.path) from error
         self._appended += len(records)
+
+    def _cut_off(self, file: int, size: int) -> None:
+        """Take away what was torn. Where that fails too, the next record starts a file of its own: here it would be
+        read as a part of what is torn.
+        """
+        try:
+            os.ftruncate(file, size)
+        except OSError:
+            self._close_file()
 
     def _keep_lock(self) -> None:
         """Where somebody removed the folder, make it again: a lock nobody can find keeps no second agent away."""
