@@ -170,7 +170,8 @@ class Enforcer:
             return RestoreReport()
         left = dict(self._journal.entries)
         report = recover(self._files, self._journal, lambda text: _log.warning("restored after a crash: %s", text))
-        self._stuck = {line: LineState(left[line].prior, left[line].wrote) for line in report.failed}
+        for line in report.failed:
+            self._stuck[line] = LineState(left[line].prior, left[line].wrote, was=left[line].was)
         return report
 
     def _release_all(self, why: str) -> list[WriteResult]:
@@ -347,7 +348,10 @@ class Enforcer:
             _log.error("%s", error)
 
     def _give_back(self, write: Write, now: float) -> WriteResult:
-        outcome = free_line(self._files, write.line, self._lines[write.line], write.why)
+        state = self._lines.get(write.line)
+        if state is None:  # given up since it was planned, see `_leave_to_others`
+            return WriteResult(write.line, "unchanged", write.before, {}, "put back by the guardian meanwhile")
+        outcome = free_line(self._files, write.line, state, write.why)
         if outcome.result == "error":
             self._retry_at[write.line] = now + RETRY_SECONDS
             return outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from cgroup.errors import CgroupError, Vanished
@@ -47,8 +48,12 @@ class HeldLines:
         return self._set(line, {"io": 1}, why, dry=dry)
 
     def set_read_ahead(self, device: str, kilobytes: int, why: str, *, dry: bool) -> WriteResult:
-        """Set a disk's read-ahead in KiB."""
-        return self._set(Line(0, "", device, READ_AHEAD), {"kilobytes": kilobytes}, why, dry=dry)
+        """Set a disk's read-ahead in KiB; the kernel keeps whole pages of it (queue_ra_store in block/blk-sysfs.c).
+
+        It is rounded here: what is written down before the write must be what stands there after it.
+        """
+        whole = kilobytes - kilobytes % (os.sysconf("SC_PAGE_SIZE") // 1024)
+        return self._set(Line(0, "", device, READ_AHEAD), {"kilobytes": whole}, why, dry=dry)
 
     def release_read_ahead(self, device: str, why: str) -> list[WriteResult]:
         """Put a disk's read-ahead back, if it is held."""
@@ -57,9 +62,7 @@ class HeldLines:
             return []
         outcome = free_line(self._files, line, self._lines[line], why)
         if outcome.result != "error":
-            self.forget(line)
-            if self._journal is not None:
-                self._journal.forget([line])
+            self._drop(line)
         return [outcome]
 
     def forget(self, line: Line) -> None:
@@ -76,12 +79,19 @@ class HeldLines:
             prior = self._lines[line].prior if line in self._lines else before
             self._journal.record([Entry(line, prior, before, values)])
             self._files.write(line, values)
-            wrote = self._files.read(line)  # read_ahead_kb is rounded to whole pages
-            self._journal.record([Entry(line, prior, values, wrote)])
         except Vanished:
+            self._drop(line)
             return WriteResult(line, "vanished", {}, {}, why)
         except (OSError, CgroupError) as error:
+            if line not in self._lines:  # what the journal announced did not happen
+                self._drop(line)
             return failed(line, why, str(error))
-        self._lines[line] = LineState(prior, wrote)
+        self._lines[line] = LineState(prior, values)
         tell("wrote", line, before, values, why)
         return WriteResult(line, "written", before, values, why)
+
+    def _drop(self, line: Line) -> None:
+        """Hold a line no more, and have the journal forget it."""
+        self.forget(line)
+        if self._journal is not None:
+            self._journal.forget([line])

@@ -7,7 +7,7 @@ import pytest
 
 from cgroup.enforce import RETRY_SECONDS, Enforcer
 from cgroup.errors import ControllerMissing, JournalError, JournalFull
-from cgroup.journal import Journal
+from cgroup.journal import Entry, Journal
 from cgroup.lines import Limit, Target, Weight, line_of
 from tests.contract.nodes import FakeNode
 
@@ -259,6 +259,17 @@ class TestStuckLines:
         assert kinds(successor.reconcile({}, 0.0)) == ["written"]
         assert node.limits(target) == {}
 
+    def test_a_crash_before_the_write_that_was_announced_too(self, node, journal, enforcer):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        held = journal.entries[line_of(target)]
+        journal.record([Entry(held.line, held.prior, held.wrote, {**held.wrote, "rbps": MIB})])
+        node.files.fail["write"] = [broken(), broken()]
+        successor = Enforcer(node.files, journal, "enforce")
+        assert len(successor.recovered.errors) == 1
+        assert kinds(successor.reconcile({}, 0.0)) == ["written"]
+        assert node.limits(target) == {}
+
 
 class TestGuardian:
     def test_every_reconcile_is_a_heartbeat_in_every_mode(self, enforcer, watchman):
@@ -283,6 +294,25 @@ class TestGuardian:
         told = [kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), now)) for now in (30.0, 31.0, 31.1)]
         assert told == [[], ["unchanged"], ["written"]]
         assert enforcer.conflicts == {}
+
+    def test_an_agent_that_stood_still_while_it_looked_releases_nothing_twice(self, node, journal, enforcer, watchman):
+        """One line was read before the guardian put everything back, the other after."""
+        early, late = node.make("a"), node.make("b")
+        node.meddle(late, rbps=9 * MIB)
+        enforcer.reconcile(want((early, Limit(rbps=4 * MIB)), (late, Limit(rbps=4 * MIB))), 0.0)
+        watchman.restores, read = [0, 1], node.files.read
+
+        def stand_still(line):
+            if line == line_of(late) and len(watchman.restores) == 1:
+                node.files.read = read
+                node.meddle(early, rbps=None)
+                node.meddle(late, rbps=9 * MIB)
+            return read(line)
+
+        node.files.read = stand_still
+        told = enforcer.reconcile({}, 30.0)
+        assert {one.line.path: one.result for one in told} == {early.path: "unchanged", late.path: "unchanged"}
+        assert (node.limits(early), node.limits(late), journal.entries) == ({}, {"rbps": 9 * MIB}, {})
 
     def test_a_write_that_raced_with_the_guardian_stays_under_control(self, node, journal, enforcer, watchman):
         target = node.make("a")
@@ -337,6 +367,32 @@ class TestReadAhead:
     def test_a_crash_puts_it_back(self, node, journal, enforcer):
         enforcer.set_read_ahead("8:0", 512, "one")
         Enforcer(node.files, journal, "observe")
+        assert node.files.read_ahead["8:0"] == 128
+
+    def test_a_crash_right_after_the_write_too(self, node, journal, enforcer, monkeypatch):
+        """The kernel rounds to whole pages, and the journal must know what then stands there."""
+        write = node.files.write
+
+        def crash(line, changes):
+            write(line, changes)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(node.files, "write", crash)
+        with pytest.raises(KeyboardInterrupt):
+            enforcer.set_read_ahead("8:0", 1023, "one")
+        monkeypatch.undo()
+        assert node.files.read_ahead["8:0"] == 1020
+        Enforcer(node.files, journal, "observe")
+        assert node.files.read_ahead["8:0"] == 128
+
+    def test_what_could_not_be_written_is_not_in_the_journal(self, node, journal, enforcer):
+        node.files.fail["write"] = [broken()]
+        assert kinds(enforcer.set_read_ahead("8:0", 512, "one")) == ["error"]
+        assert journal.entries == {}
+        enforcer.set_read_ahead("8:0", 512, "one")
+        node.files.fail["write"] = [broken()]
+        assert kinds(enforcer.set_read_ahead("8:0", 1024, "two")) == ["error"]
+        assert kinds(enforcer.release_all("end")) == ["written"]
         assert node.files.read_ahead["8:0"] == 128
 
     def test_a_pulled_disk(self, node, enforcer):
