@@ -198,7 +198,8 @@ class Enforcer:
         self, desired: Mapping[Target, tuple[Setting, str]], now: float, results: list[WriteResult]
     ) -> dict[Line, tuple[Values, str]]:
         """Leave out what must not or cannot be written now."""
-        self._drop_vanished_conflicts()
+        for line in self._observer.gone(self._conflicts):
+            del self._conflicts[line]
         self._retry_at = {line: at for line, at in self._retry_at.items() if now < at <= now + RETRY_SECONDS}
         wanted: dict[Line, tuple[Values, str]] = {}
         for target, (setting, why) in desired.items():
@@ -210,15 +211,6 @@ class Enforcer:
             elif reason is None and line not in self._conflicts:
                 wanted[line] = (setting.values(), why)
         return wanted
-
-    def _drop_vanished_conflicts(self) -> None:
-        for line in list(self._conflicts):
-            try:
-                self._files.read(line)
-            except (Vanished, ControllerMissing):
-                del self._conflicts[line]
-            except (OSError, CgroupError):
-                continue
 
     def _plan(self, wanted: Mapping[Line, tuple[Values, str]], now: float, results: list[WriteResult]) -> list[Write]:
         actual: dict[Line, Values] = {}
@@ -239,11 +231,23 @@ class Enforcer:
             self._forget([line])
         if sight.trouble == "vanished":
             results.append(WriteResult(line, "vanished", {}, {}, why))
+        elif sight.trouble == "missing":
+            results.extend(self._pass_io_on(line, why, sight.reason, now))
         elif sight.trouble == "error":
             self._retry_at[line] = now + RETRY_SECONDS
             results.append(failed(line, why, sight.reason))
         pretended = self._lines.get(line) if self._mode == "dry-run" else None
         return pretended.wrote if pretended and sight.values is not None else sight.values
+
+    def _pass_io_on(self, line: Line, why: str, reason: str, now: float) -> list[WriteResult]:
+        """Enable the controller above a cgroup that shall be limited, where that is allowed."""
+        told: list[WriteResult] = []
+        if self._held.may_enable_io:
+            every = self._held.enable_io(line.path, why, dry=self._mode != "enforce")
+            told = [one for one in every if one.result != "unchanged"]
+        if not any(one.result == "written" for one in told):
+            self._retry_at[line] = now + RETRY_SECONDS
+        return told or [failed(line, why, reason)]
 
     def _carry_out(self, writes: list[Write], now: float) -> list[WriteResult]:
         if self._mode == "dry-run":

@@ -20,7 +20,7 @@ class HeldLines:
     def __init__(self, files: LineFiles, journal: Journal | None, *, may_enable_io: bool = False) -> None:
         self._files = files
         self._journal = journal
-        self._may_enable_io = may_enable_io
+        self.may_enable_io = may_enable_io
         self._lines: dict[Line, LineState] = {}
 
     @property
@@ -30,6 +30,7 @@ class HeldLines:
 
     def enable_io(self, path: str, why: str, *, dry: bool) -> list[WriteResult]:
         """Enable `io` for a cgroup in every ancestor's subtree_control that lacks it; stops at the first failure."""
+        self._drop_vanished()
         results: list[WriteResult] = []
         for ancestor in ancestors(path):
             line = Line(0, ancestor, "", SUBTREE_CONTROL)
@@ -42,8 +43,18 @@ class HeldLines:
                 break
         return results
 
+    def _drop_vanished(self) -> None:
+        """Controllers go with their cgroups; of jobs that come and go none must be remembered for ever."""
+        for line in [line for line in self._lines if line.file == SUBTREE_CONTROL]:
+            try:
+                self._files.read(line)
+            except Vanished:
+                self._drop(line)
+            except (OSError, CgroupError):
+                continue
+
     def _enable_one(self, line: Line, why: str, *, dry: bool) -> WriteResult:
-        if not self._may_enable_io and self._files.read(line)["io"] is None:
+        if not self.may_enable_io and self._files.read(line)["io"] is None:
             return failed(line, why, "`io` is not enabled here, and the configuration does not allow to enable it")
         return self._set(line, {"io": 1}, why, dry=dry)
 

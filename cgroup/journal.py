@@ -293,9 +293,7 @@ class Journal:
         self._appended += len(records)
 
     def _cut_off(self, file: int, size: int) -> None:
-        """Take away what was torn. Where that fails too, the next record starts a file of its own: here it would be
-        read as a part of what is torn.
-        """
+        """Take away what was torn; where that fails too, the next record starts another file, or it were lost in it."""
         try:
             os.ftruncate(file, size)
         except OSError:

@@ -428,6 +428,24 @@ def test_enable_io_of_a_cgroup_that_is_gone(node, journal):
     assert kinds(enforcer.enable_io("/contract/gone/x", "test"))[-1] == "vanished"
 
 
+def test_controllers_of_cgroups_that_are_gone_are_not_remembered(node, journal):
+    enforcer = Enforcer(node.files, journal, "enforce", may_enable_io=True)
+    for number in range(5):
+        node.files.make(f"/contract/j{number}/step", hands_on_io=False)
+        assert kinds(enforcer.enable_io(f"/contract/j{number}/step", "test"))[-1] == "written"
+        node.files.remove(f"/contract/j{number}/step")
+        node.files.remove(f"/contract/j{number}")
+    assert [line.path for line in journal.entries] == ["/contract", "/contract/j4"]
+
+
+def test_a_dry_run_enables_nothing(node, journal):
+    target = Target(node.files.make("/contract/j/step", hands_on_io=False), "/contract/j/step", "8:0")
+    enforcer = Enforcer(node.files, journal, "dry-run", may_enable_io=True)
+    told = [kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), now)) for now in (0.0, 0.1, 0.2)]
+    assert told == [[], ["dry_run", "dry_run"], []]
+    assert not node.files.folders["/contract/j"].hands_on_io
+
+
 def test_the_observer_does_not_even_look(node, journal):
     node.files.fail["read"] = [broken()]
     assert Enforcer(node.files, journal).reconcile(want((Target(1, "/x", "8:0"), Limit(rbps=1))), 0.0) == ()
