@@ -169,8 +169,9 @@ def _demand_ratio(signals: Signals, settings: HealthSettings, entitlement: Mappi
     """0..1: how much of the next batch can be there in time.
 
     Under a quota: what the quota lets through during one computation over the next batch and a margin (at least a byte:
-    of a data set that the cache keeps ever less is read, down to nothing), on the device that is shortest. Free: batches that the loop can take, plus what arrives now during one computation, over one
-    batch; the first sample of a job tells no rate, so without a batch that is there the ratio is unknown.
+    of a data set that the cache keeps ever less is read, down to nothing), on the device that is shortest. Free:
+    batches that the loop can take, plus what arrives now during one computation, over one batch; the first sample of a
+    job tells no rate, so without a batch that is there the ratio is unknown.
     """
     batch, compute = signals.next_batch_bytes, signals.compute_seconds
     if not batch or compute is None:
