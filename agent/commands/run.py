@@ -32,7 +32,8 @@ from agent.errors import CannotEnforceError, PrefetchdError
 from agent.history import History
 from agent.logs import setup
 from agent.loop import Loop, LoopSettings, run
-from agent.node import LocalNode, configured_devices
+from agent.named_devices import NamedDevices
+from agent.node import LocalNode
 from agent.policies.base import make_policy
 from agent.recording import Recorder, refuse_other_file
 from agent.server import Endpoint, refuse_unusable
@@ -194,7 +195,7 @@ def _serve(
     mode = config.mode
     journal, restored = recover_journal(config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
-    devices = configured_devices(config.devices, Mounts(Devices()), root)
+    devices = NamedDevices(config.devices, Mounts(Devices()), root, config.loop.scan_seconds)
     log.info("compiling the probes, which takes seconds (on a busy node longer)")
     node = LocalNode(root, config, make_probes(config, root, loader), devices, make_pods(stack))
     stack.callback(node.close)
