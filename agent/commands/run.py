@@ -39,6 +39,7 @@ from agent.recording import Recorder, refuse_other_file
 from agent.server import Endpoint, refuse_unusable
 from agent.settings import core_settings, policy_settings
 from agent.stopping import SignalFlags, StoppedEarlyError
+from agent.stuck import StuckQueues
 from agent.types import TickReport
 from bpf.loader import Loader
 from cgroup.devices import Devices
@@ -201,7 +202,8 @@ def _serve(
     stack.callback(node.close)
     enforcer, guardian = make_enforcer(stack, config, root, mode, journal)
     core = Core(make_policy(config.policy, policy_settings(config)), core_settings(config))
-    loop = Loop(node, core, enforcer, _loop_settings(config, notes), make_rearranger(stack, config, root, enforcer))
+    rearranger = make_rearranger(stack, config, root, enforcer)
+    loop = Loop(node, core, enforcer, _loop_settings(config, notes), rearranger, StuckQueues(root))
     loop.restores += restored
     history = History()
     endpoint = make_endpoint(config, loop, history)
