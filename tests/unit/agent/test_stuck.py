@@ -40,8 +40,8 @@ def did(tree, requests, waited_seconds):
     (folder / "io.pressure").write_text(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\n")
 
 
-def under_way(job, in_flight=1):
-    return {BlockKey(job, DISK, "read"): BlockCounters(7, 7 * 4096, 0, 0, in_flight, ())}
+def under_way(job, in_flight=1, throttle_ns=0):
+    return {BlockKey(job, DISK, "read"): BlockCounters(7, 7 * 4096, 0, 0, in_flight, (), throttle_ns)}
 
 
 def found(tree, job, steps, blocks):
@@ -65,7 +65,9 @@ def test_progress_is_not_stuck(tree, job):
 
 
 def test_who_waits_elsewhere_is_not_stuck_here(tree, job):
-    assert found(tree, job, [(t, 7, t) for t in range(12)], under_way(job, in_flight=0)) == []
+    steps = [(t, 7, t) for t in range(12)]
+    assert found(tree, job, steps, under_way(job, in_flight=0)) == []
+    assert found(tree, job, steps, under_way(job, in_flight=0, throttle_ns=None)) == [5, 10], "this tier cannot tell"
 
 
 def test_a_cgroup_that_went_away_is_left_alone(tree, job):
