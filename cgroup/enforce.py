@@ -118,6 +118,11 @@ class Enforcer:
         results = self._retry_stuck(now)
         if self._mode == "observe" or (self.suspended and not self._resumed(now)):
             return self._counted(results)
+        try:
+            if self._journal is not None:
+                self._journal.keep()
+        except JournalError as error:
+            return self._counted([*results, *self._suspend(error, [], now)])
         wanted = self._wanted(desired, now, results)
         writes = self._plan(wanted, now, results)
         results.extend(self._carry_out(self._slices.ready(writes) if self._mode == "enforce" else writes, now))

@@ -269,6 +269,22 @@ class Journal:
         finally:
             self._cut_off(file, size)
 
+    def keep(self) -> None:
+        """Write down again what is under control where somebody removed the file, since restoring begins there.
+
+        Raises JournalFull or JournalError.
+        """
+        if not self._entries:
+            return
+        try:
+            os.stat(self.path)
+        except FileNotFoundError:
+            self._keep_lock()
+            self._close_file()
+            self._rewrite()
+        except OSError as error:
+            raise translated(error, self.path) from error
+
     def _empty(self) -> None:
         """Cut the file to nothing: that takes no room, so it works on a full disk as well."""
         self._close_file()

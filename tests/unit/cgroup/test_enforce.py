@@ -2,6 +2,8 @@
 
 import errno
 import logging
+import os
+from pathlib import Path
 
 import pytest
 
@@ -206,6 +208,16 @@ class TestNoRoomForTheJournal:
         assert enforcer.suspended == "no room for the journal"
         assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.1)) == []
         assert node.limits(target) == {}
+
+    def test_what_stands_is_put_back_where_its_record_is_gone_and_cannot_be_made_again(
+        self, node, enforcer, journal, monkeypatch
+    ):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        Path(journal.path).unlink()
+        monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EROFS, "read-only")))
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 1.0)) == ["written"]
+        assert (node.limits(target), "read-only" in enforcer.suspended) == ({}, True)
 
     def test_what_stands_is_put_back_and_enforcement_resumes_with_room(self, node, enforcer, journal, request):
         target = node.make("a")
