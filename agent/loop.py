@@ -20,6 +20,7 @@ from agent.limits import Desired, desired_limits
 from agent.rearranger import Pass
 from agent.signals import JobSample
 from agent.stopping import SignalFlags
+from agent.stuck import StuckQueues
 from agent.types import Decision, DeviceView, Job, JobId, RearrangeReport, Slot, TickReport
 from bpf.samples import ProbeState, ProbeStatus, Sample
 from cgroup.enforce import Enforcer
@@ -86,9 +87,11 @@ class Loop:
         enforcer: Enforcer,
         settings: LoopSettings,
         rearranger: Rearranging | None = None,
+        stuck: StuckQueues | None = None,
     ) -> None:
         self.node = node
         self.rearranger = rearranger
+        self.stuck = stuck
         self.core = core
         self.enforcer = enforcer
         self.settings = settings
@@ -119,6 +122,7 @@ class Loop:
         self._violations += len(result.violations)
         probes = self.node.probes()
         notes += self._enforce(result.decision, jobs, devices, probes, now)
+        self._free_stuck(now, sample)
         self._ticks += 1
         self.latest = TickReport(
             time=now,
@@ -178,6 +182,14 @@ class Loop:
         if self.enforcer.suspended:
             notes += (f"enforcement is suspended: {self.enforcer.suspended}",)
         return notes
+
+    def _free_stuck(self, now: float, sample: Sample) -> None:
+        """Give caps back behind which requests stay queued; the next pass caps anew what it still wants capped."""
+        if self.stuck is None or self.enforcer.mode != "enforce":
+            return
+        for target in self.stuck.look(now, self.enforcer.managed, sample.blocks):
+            log.warning("%s on %s: requests stay queued behind the cap, releasing it once", target.path, target.device)
+            self._count_restores(self.enforcer.release(target, "requests stay queued behind it"))
 
     def took(self, seconds: float) -> None:
         """Account the time of the last pass."""

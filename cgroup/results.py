@@ -56,8 +56,9 @@ def tell(what: str, line: Line, before: Values, after: Values, why: str) -> None
 
 def free_line(files: LineFiles, line: Line, state: LineState, why: str) -> WriteResult:
     """Put one line back; never raises."""
+    ours = (state.wrote,) if state.was is None else (state.wrote, state.was)
     try:
-        outcome = restore_line(files, line, state.prior, (state.wrote,))
+        outcome = restore_line(files, line, state.prior, ours)
     except (Vanished, ControllerMissing):
         return WriteResult(line, "vanished", state.wrote, {}, why)
     except (OSError, CgroupError) as error:

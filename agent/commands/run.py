@@ -32,12 +32,14 @@ from agent.errors import CannotEnforceError, PrefetchdError
 from agent.history import History
 from agent.logs import setup
 from agent.loop import Loop, LoopSettings, run
-from agent.node import LocalNode, configured_devices
+from agent.named_devices import NamedDevices
+from agent.node import LocalNode
 from agent.policies.base import make_policy
 from agent.recording import Recorder, refuse_other_file
 from agent.server import Endpoint, refuse_unusable
 from agent.settings import core_settings, policy_settings
 from agent.stopping import SignalFlags, StoppedEarlyError
+from agent.stuck import StuckQueues
 from agent.types import TickReport
 from bpf.loader import Loader
 from cgroup.devices import Devices
@@ -194,13 +196,14 @@ def _serve(
     mode = config.mode
     journal, restored = recover_journal(config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
-    devices = configured_devices(config.devices, Mounts(Devices()), root)
+    devices = NamedDevices(config.devices, Mounts(Devices()), root, config.loop.scan_seconds)
     log.info("compiling the probes, which takes seconds (on a busy node longer)")
     node = LocalNode(root, config, make_probes(config, root, loader), devices, make_pods(stack))
     stack.callback(node.close)
     enforcer, guardian = make_enforcer(stack, config, root, mode, journal)
     core = Core(make_policy(config.policy, policy_settings(config)), core_settings(config))
-    loop = Loop(node, core, enforcer, _loop_settings(config, notes), make_rearranger(stack, config, root, enforcer))
+    rearranger = make_rearranger(stack, config, root, enforcer)
+    loop = Loop(node, core, enforcer, _loop_settings(config, notes), rearranger, StuckQueues(root))
     loop.restores += restored
     history = History()
     endpoint = make_endpoint(config, loop, history)

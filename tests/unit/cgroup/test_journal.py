@@ -198,6 +198,10 @@ def test_a_lock_is_not_a_link_to_somewhere(tmp_path):
     assert (tmp_path / "target").read_text() == "precious"
 
 
+def broken_truncate(file, size):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
 class TestNoRoom:
     def full(self, monkeypatch, number=errno.ENOSPC, short=False):
         """From now on, writes find no room (or room for a part)."""
@@ -235,6 +239,31 @@ class TestNoRoom:
         journal.probe()
         journal.record([entry(2, 9)])
         assert len(read_journal(path).entries) == 2
+
+    @pytest.mark.parametrize("method", ["record", "probe"])
+    def test_a_file_system_that_became_read_only_is_an_error_too(self, journal, monkeypatch, method):
+        """Then not even what was torn can be cut off."""
+        journal.record([entry(1, 5)])
+
+        def refuse(*_):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        for name in ("write", "ftruncate", "posix_fallocate"):
+            monkeypatch.setattr(journal_module.os, name, refuse)
+        arguments = [[entry(1, 6, was=5)]] if method == "record" else []
+        with pytest.raises(JournalError, match="Read-only file system"):
+            getattr(journal, method)(*arguments)
+        assert list(journal.entries.values()) == [entry(1, 5)]
+
+    def test_what_could_not_be_cut_off_does_not_spoil_the_next_record(self, path, journal, monkeypatch):
+        journal.record([entry(1, 5)])
+        with monkeypatch.context() as patch:
+            self.full(patch, short=True)
+            patch.setattr(journal_module.os, "ftruncate", broken_truncate)
+            with pytest.raises(JournalError):
+                journal.record([entry(2, 9)])
+        journal.record([entry(3, 7)])
+        assert list(read_journal(path).entries.values()) == [entry(1, 5), entry(3, 7)]
 
     def test_forgetting_needs_no_room(self, path, journal, monkeypatch):
         journal.record([entry(1, 5), entry(2, 6)])
