@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.config import Config
+from agent.guarded import Guarded
 from agent.job_cgroup import read_weight
 from agent.jobs import PodInfo, PodLookup, no_pods, select_jobs
 from agent.named_devices import NamedDevices
@@ -69,7 +70,7 @@ class LocalNode:
     ) -> None:
         self._root = root
         self._config = config
-        self._probes = tuple(probes)
+        self._probes = tuple(Guarded(probe) for probe in probes)
         self._named = named
         self._configured = named.known
         self._devices = dict(self._configured)
