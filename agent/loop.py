@@ -26,6 +26,7 @@ from bpf.samples import ProbeState, ProbeStatus, Sample
 from cgroup.enforce import Enforcer
 from cgroup.lines import IO_MAX
 from cgroup.results import Mode, WriteResult
+from cgroup.slices import SLICE_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +267,7 @@ def run(
         loop.took(time.monotonic() - now)
         for hook in after_tick:
             _call(hook, report)
-        _pause(loop, now, flags)
+        _pause(loop, now, time.monotonic(), flags)
     return flags.stop
 
 
@@ -278,15 +279,17 @@ def _call(hook: Callable[[TickReport], object], report: TickReport) -> None:
         log.exception("a follower of the loop failed in this pass; the loop goes on")
 
 
-def _pause(loop: Loop, began: float, flags: SignalFlags) -> None:
-    """Wait for the next pass, at the latest one interval after this one `began`.
+def _pause(loop: Loop, began: float, ended: float, flags: SignalFlags) -> None:
+    """Wait for the next pass, which comes one interval after this one `began`, at once where that is over.
 
     A change of the cgroup tree brings it forward, so that a new job is seen at once; but not at will, since a node that
     makes cgroups all the time would keep the agent busy with nothing else. Writes that wait for their moment in the
-    kernel's slices of time are made in between, as far as it comes before the next pass.
+    kernel's slices of time are made in between, and hold the next pass up by at most a slice: it would plan them anew,
+    and where passes are as long as slices, or come as often, they would wait again, and for ever.
     """
     interval = loop.settings.interval_seconds
-    while (due := loop.enforcer.due) is not None and due < began + interval:
+    latest = max(began + interval, ended + SLICE_SECONDS)
+    while (due := loop.enforcer.due) is not None and due < latest:
         flags.wait(due)
         if flags.stop or flags.disarm:
             return

@@ -20,7 +20,7 @@ from cgroup.look import Observer
 from cgroup.plan import LineState, PlanState, Rules, Write, plan, with_raise
 from cgroup.pods import protected
 from cgroup.restore import RestoreReport, back_already, recover, restore_line, undo_order
-from cgroup.results import Conflict, Mode, Result, WriteResult, failed, free_line, quiet, tell
+from cgroup.results import Conflict, Mode, Result, Troubles, WriteResult, failed, free_line, quiet, tell
 from cgroup.slices import Slices
 
 RETRY_SECONDS = 5.0
@@ -64,6 +64,7 @@ class Enforcer:
         self._refused: set[str] = set()
         self._slices = Slices(clock)
         self._counters: Counter[Result] = Counter()
+        self._troubles = Troubles()
         self._suspended_at = 0.0
         self.suspended: str | None = None
         """Why nothing is enforced although the mode says so (no room for the journal), or None."""
@@ -212,7 +213,7 @@ class Enforcer:
             reason = protected(target.path)
             if reason is not None and line.path not in self._refused:  # said once: who asks goes on asking
                 self._refused.add(line.path)
-                results.append(failed(line, why, f"never written, since {reason}"))
+                results.append(failed(line, f"never written, since {reason}"))
             elif reason is None and line not in self._conflicts:
                 wanted[line] = (setting.values(), why)
         return wanted
@@ -240,7 +241,7 @@ class Enforcer:
             results.extend(self._pass_io_on(line, why, sight.reason, now))
         elif sight.trouble == "error":
             self._retry_at[line] = now + RETRY_SECONDS
-            results.append(failed(line, why, sight.reason))
+            results.append(failed(line, sight.reason))
         pretended = self._lines.get(line) if self._mode == "dry-run" else None
         return pretended.wrote if pretended and sight.values is not None else sight.values
 
@@ -252,7 +253,7 @@ class Enforcer:
             told = [one for one in every if one.result != "unchanged"]
         if not any(one.result == "written" for one in told):
             self._retry_at[line] = now + RETRY_SECONDS
-        return told or [failed(line, why, reason)]
+        return told or [failed(line, reason)]
 
     def _carry_out(self, writes: list[Write], now: float) -> list[WriteResult]:
         if self._mode == "dry-run":
@@ -274,7 +275,7 @@ class Enforcer:
         """Without a record nothing may be written; and what stands is put back, since it could not be followed up."""
         self.suspended = str(error)
         self._suspended_at = now
-        losses = [failed(write.line, write.why, str(error)) for write in writes if write.verdict == "write"]
+        losses = [failed(write.line, str(error)) for write in writes if write.verdict == "write"]
         return [*losses, *self._release_all("the journal cannot be written")]
 
     def _resumed(self, now: float) -> bool:
@@ -329,7 +330,7 @@ class Enforcer:
         except (OSError, CgroupError) as error:
             self._retry_at[write.line] = now + RETRY_SECONDS
             self._take_back(write)
-            return failed(write.line, write.why, str(error))
+            return failed(write.line, str(error))
 
     def _write(self, write: Write, now: float) -> WriteResult:
         line, entry = write.line, self._entry(write)
@@ -409,5 +410,7 @@ class Enforcer:
 
     def _counted(self, results: Iterable[WriteResult]) -> tuple[WriteResult, ...]:
         results = tuple(results)
+        for result in results:
+            self._troubles.hear(result)
         self._counters.update(result.result for result in results)
         return results

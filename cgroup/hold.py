@@ -55,7 +55,7 @@ class HeldLines:
 
     def _enable_one(self, line: Line, why: str, *, dry: bool) -> WriteResult:
         if not self.may_enable_io and self._files.read(line)["io"] is None:
-            return failed(line, why, "`io` is not enabled here, and the configuration does not allow to enable it")
+            return failed(line, "`io` is not enabled here, and the configuration does not allow to enable it")
         return self._set(line, {"io": 1}, why, dry=dry)
 
     def set_read_ahead(self, device: str, kilobytes: int, why: str, *, dry: bool) -> WriteResult:
@@ -96,7 +96,7 @@ class HeldLines:
         except (OSError, CgroupError) as error:
             if line not in self._lines:  # what the journal announced did not happen
                 self._drop(line)
-            return failed(line, why, str(error))
+            return failed(line, str(error))
         self._lines[line] = LineState(prior, values)
         tell("wrote", line, before, values, why)
         return WriteResult(line, "written", before, values, why)

@@ -101,6 +101,20 @@ def test_a_failed_write_is_an_error_once_then_tried_again_later(node, journal, e
     assert dict(enforcer.counters) == {"error": 2, "written": 1}
 
 
+def test_what_fails_for_days_is_said_once_until_it_is_another_trouble_or_over(node, enforcer, caplog):
+    target = node.make("a")
+
+    def go_on(number, now):
+        node.files.fail["write"] = [broken(number)] if number else []
+        enforcer.reconcile(want((target, Limit(rbps=MIB))), now * RETRY_SECONDS)
+        enforcer.release(target, "test")
+        node.files.fail["write"] = []
+        return len([record for record in caplog.records if record.levelno == logging.ERROR])
+
+    numbers = [errno.EIO, errno.EIO, errno.EIO, errno.EINVAL, errno.EINVAL, None, errno.EINVAL, errno.EINVAL]
+    assert [go_on(number, now) for now, number in enumerate(numbers)] == [1, 1, 1, 2, 2, 2, 3, 3]
+
+
 def test_a_failed_second_write_leaves_the_journal_at_the_first(node, journal, enforcer):
     target = node.make("a")
     enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
