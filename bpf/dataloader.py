@@ -171,9 +171,12 @@ class DataLoaderProbe:
         self._model.keep(self._owners.ids)
 
     def _detach_tracepoints(self, program: Program) -> None:
+        """From now on processes end unseen, and others get their numbers: none is known any longer."""
         self._model.see_waits(sees=False)
         for tracepoint in (*self._tracepoints, *_WAITS):
             program.detach(f"tracepoint:{tracepoint}")
+        program.map("processes").clear()
+        self._candidates.clear()
 
     def _trace_waits(self, program: Program) -> None:
         """Trace futex calls while some loop needs it."""
