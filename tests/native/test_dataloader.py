@@ -354,7 +354,7 @@ def test_a_job_that_floods_leaves_room_for_others(loader, make_cgroup):
 def test_a_read_has_an_end_however_much_is_told(loader, make_cgroup, monkeypatch):
     """The ring may be filled as fast as it is read."""
     cgroup, seen = make_cgroup(), []
-    plenty = Limits(events_per_second=10_000_000, job_events_per_second=10_000_000)
+    plenty = Limits(ring_pages=1024, events_per_second=10_000_000, job_events_per_second=10_000_000)
     probe = DataLoaderProbe(loader, hooks=False, limits=plenty)
     probe.manage([cgroup.stat().st_ino])
     monkeypatch.setattr("bpf.dataloader.decode_event", lambda record: seen.append(1) or decode_event(record))
