@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.policies.base import used_share
-from agent.rearrange import helper_share
+from agent.rearrange import IN_FLIGHT_BESIDE, helper_share
 from agent.rearrange_mending import Mending, Place
 from agent.rearrange_process import Served, Target, Told
 from agent.rearrange_stop import Disk, Judge, Reading, State, Stop, StopSettings, gate
@@ -292,11 +292,17 @@ def _reading(now: float, slot: Slot, here: Pass, told: Told) -> Reading | None:
 def _targets(running: Mapping[Slot, _Slot], here: Pass) -> list[Target]:
     """One target per job, with the rate that it may have on each of its disks."""
     rates: dict[JobId, dict[str, float]] = {}
+    shared: set[JobId] = set()
     for slot, one in running.items():
         capacity = _capacity(slot, here)
         if capacity is not None:
             rates.setdefault(slot[0], {})[slot[1]] = _share(slot, one, here, len(running)) * capacity.rbps
-    return [Target(job, here.jobs[job].job.path, found) for job, found in rates.items()]
+            if any(_used((job, slot[1]), here) > 0.0 for job in here.jobs.keys() - {slot[0]}):
+                shared.add(slot[0])
+    return [
+        Target(job, here.jobs[job].job.path, found, in_flight=IN_FLIGHT_BESIDE if job in shared else 0)
+        for job, found in rates.items()
+    ]
 
 
 def _share(slot: Slot, one: _Slot, here: Pass, running: int) -> float:
