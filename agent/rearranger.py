@@ -114,6 +114,7 @@ class Rearranger:
         helper: Served[Told],
         settings: StopSettings,
         *,
+        reads_ahead: bool = True,
         mending: Mending | None = None,
         read_ahead: ReadAhead | None = None,
         read_ahead_kilobytes: int = 0,
@@ -121,6 +122,7 @@ class Rearranger:
     ) -> None:
         self._helper = helper
         self._settings = settings
+        self._reads_ahead = reads_ahead
         self._mending = mending
         self._read_ahead = read_ahead
         self._read_ahead_kilobytes = read_ahead_kilobytes
@@ -144,6 +146,8 @@ class Rearranger:
             log.warning("disks cannot be watched: %s", error)
             disks = {}
         self._mend(now, here)
+        if not self._reads_ahead:
+            return self._report()
         if here.mode != "enforce":
             return self._pretend(now, here, disks)
         for slot, one in self._slots.items():

@@ -180,6 +180,18 @@ def test_beside_a_job_that_reads_too_it_leaves_the_disks_queue_short(node):
     assert node.helper.targets[0].in_flight == 0
 
 
+def test_switched_off_it_reads_nothing_ahead_and_files_are_moved_all_the_same(caplog):
+    caplog.set_level("INFO")
+    mending = SimpleNamespace(steps=[], mended=dict, leaves={}, stops={}, problem="")
+    mending.step = lambda now, asked, places, may: mending.steps.append((asked, may))
+    node = Node(reads_ahead=False, mending=mending)
+    for node.mode in ("dry-run", "enforce"):
+        assert node.run(3) == "idle"
+    assert node.helper.starts == 0
+    assert mending.steps[-1] == (node.asked, True)
+    assert not [line for line in caplog.messages if "ahead" in line]
+
+
 def test_a_dry_run_says_what_it_would_do(node, caplog):
     caplog.set_level("INFO")
     node.mode = "dry-run"
