@@ -250,7 +250,7 @@ class Rearranger:
         slots = {
             slot: Rearranged(
                 state="would" if one.would else str(one.judge.state),
-                why=one.judge.why,
+                why=one.judge.why if self._reads_ahead else "switched off",
                 ahead_bytes=one.earlier + one.last.ahead,
                 hit_ratio=one.judge.hit_ratio,
                 gain_seconds=one.judge.gain_seconds,

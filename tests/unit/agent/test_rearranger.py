@@ -187,6 +187,7 @@ def test_switched_off_it_reads_nothing_ahead_and_files_are_moved_all_the_same(ca
     node = Node(reads_ahead=False, mending=mending)
     for node.mode in ("dry-run", "enforce"):
         assert node.run(3) == "idle"
+    assert node.last.slots[SLOT].why == "switched off"
     assert node.helper.starts == 0
     assert mending.steps[-1] == (node.asked, True)
     assert not [line for line in caplog.messages if "ahead" in line]
