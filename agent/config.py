@@ -110,7 +110,11 @@ class MetricsSection(_Section, frozen=True):
 
 
 class LoopSection(_Section, frozen=True):
-    """How often the agent looks, and when it stops trusting what it sees."""
+    """How often the agent looks, and when it stops trusting what it sees.
+
+    A pass must come twice within `stale_seconds` and within `heartbeat_seconds`, or the agent would release in every
+    pass what it had set in the one before, or its guardian would take it for stuck between two.
+    """
 
     interval_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=5)] = 0.1
     scan_seconds: Positive = 10.0
@@ -303,6 +307,15 @@ def _check_paths(config: Config, source: str) -> None:
         )
 
 
+def _check_pace(loop: LoopSection, source: str) -> None:
+    for name, limit in (("stale_seconds", loop.stale_seconds), ("heartbeat_seconds", loop.heartbeat_seconds)):
+        if loop.interval_seconds > limit / 2:
+            raise ConfigError(
+                f"{source}: loop.interval_seconds {loop.interval_seconds:g} is more than half of "
+                f"loop.{name} {limit:g}; correct one of them."
+            )
+
+
 def _check(config: Config, source: str) -> None:
     """What types alone cannot say."""
     try:
@@ -322,6 +335,7 @@ def _check(config: Config, source: str) -> None:
         if broken:
             raise ConfigError(f"{source}: {text()}; correct it.")
     _check_paths(config, source)
+    _check_pace(config.loop, source)
     for index, endpoint in enumerate(config.probes.object_endpoints):
         try:
             parse_endpoint(endpoint)

@@ -30,7 +30,7 @@ class Delta:
     """What one device did for the job since the last sample (bytes, requests, seconds); mutable only while summed.
 
     `latency` and `squares` (s, s²) are those of reads, throttle wait included; `throttle`, `queue` (None: this tier
-    cannot tell) of reads; `total` and `total_throttle` of reads and writes.
+    cannot tell) of reads; `total` and `total_throttle` of reads and writes. `reading`: some read is in flight now.
     """
 
     rbytes: float = 0.0
@@ -44,6 +44,7 @@ class Delta:
     total: float = 0.0
     total_throttle: float | None = None
     in_flight: int = 0
+    reading: bool = False
     remote: bool = False
 
 
@@ -131,6 +132,7 @@ def _add_block(delta: Delta, read: bool, new: BlockCounters, old: BlockCounters)
     if new.requests < old.requests:
         old = _NO_BLOCK
     delta.in_flight += new.in_flight
+    delta.reading = delta.reading or (read and new.in_flight > 0)
     if new.throttle_ns is not None:
         throttled = _grown(new.throttle_ns, old.throttle_ns or 0) * NS
         delta.total_throttle = (delta.total_throttle or 0.0) + throttled

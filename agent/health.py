@@ -168,16 +168,17 @@ def _variation_part(devices: Mapping[str, DeviceSignals], settings: HealthSettin
 def _demand_ratio(signals: Signals, settings: HealthSettings, entitlement: Mapping[str, float] | None) -> float | None:
     """0..1: how much of the next batch can be there in time.
 
-    Under a quota: what the quota lets through during one computation over the next batch and a margin, on the device
-    that is shortest. Free: batches that the loop can take, plus what arrives now during one computation, over one
-    batch; the first sample of a job tells no rate, so without a batch that is there the ratio is unknown.
+    Under a quota: what the quota lets through during one computation over the next batch and a margin (at least a byte:
+    of a data set that the cache keeps ever less is read, down to nothing), on the device that is shortest. Free:
+    batches that the loop can take, plus what arrives now during one computation, over one batch; the first sample of a
+    job tells no rate, so without a batch that is there the ratio is unknown.
     """
     batch, compute = signals.next_batch_bytes, signals.compute_seconds
     if not batch or compute is None:
         return None
     if entitlement:
         limits = [
-            entitlement[name] * compute / (device.access_share * batch * settings.margin)
+            entitlement[name] * compute / max(device.access_share * batch * settings.margin, 1.0)
             for name, device in signals.devices.items()
             if name in entitlement and device.access_share > 0.01
         ]

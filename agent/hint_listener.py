@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 MAX_DATAGRAMS_PER_READ = 2048
 """About 10 ms of work; what is left waits in the socket for the next read."""
 
+LONGEST_READ_NS = 20_000_000
+"""Then a read ends too: to find out who a stranger is takes far longer than to count a known sender's datagram."""
+
 MAX_DATAGRAMS_PER_SECOND = 1000
 """Per sender, far above any training loop; what exceeds it is dropped and counted."""
 
@@ -176,7 +179,7 @@ class HintListener:
         self._senders.manage(cgroup_ids)
 
     def read(self, now_ns: int) -> Sample:
-        """Drain the socket, at most MAX_DATAGRAMS_PER_READ datagrams, and return all live streams."""
+        """Drain the socket, MAX_DATAGRAMS_PER_READ or LONGEST_READ_NS at most, and return all live streams."""
         if self._socket is None:
             return Sample(now_ns)
         self._senders.note_ended()
@@ -203,7 +206,10 @@ class HintListener:
 
     def _drain(self, receiver: socket.socket, now_ns: int) -> None:
         realtime_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        until_ns = time.monotonic_ns() + LONGEST_READ_NS
         for _ in range(MAX_DATAGRAMS_PER_READ):
+            if time.monotonic_ns() > until_ns:
+                return
             try:
                 datagram, ancillary, _, _ = receiver.recvmsg(hint.WIRE.size + 1, _ANCILLARY_BYTES)
             except BlockingIOError:

@@ -135,20 +135,20 @@ def _explain_status(code: int, url: str) -> KubeError:
 
 
 def _pod(one: Any) -> Pod:
-    """What the agent keeps of a pod: a few hundred bytes of the many thousand that its object has."""
+    """What the agent keeps of a pod: a few hundred bytes of the many thousand that its object has.
+
+    TypeError where something is no text: lightkube passes on what the server sent.
+    """
     metadata = one.metadata
     annotations = metadata.annotations or {}
     static = annotations.get(STATIC_POD_UID)
-    return Pod(
-        uid=metadata.uid,
-        keys=(metadata.uid, static) if static else (metadata.uid,),
-        info=PodInfo(
-            name=metadata.name,
-            namespace=metadata.namespace or "",
-            labels=dict(metadata.labels or {}),
-            annotations={key: text for key, text in annotations.items() if key.startswith(OWN_ANNOTATIONS)},
-        ),
-    )
+    own = {key: text for key, text in annotations.items() if key.startswith(OWN_ANNOTATIONS)}
+    labels, namespace = dict(metadata.labels or {}), metadata.namespace or ""
+    for text in (metadata.uid, metadata.name, namespace, static or "", *labels, *labels.values(), *own.values()):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} of pod {metadata.name!r} is not text")
+    keys = (metadata.uid, static) if static else (metadata.uid,)
+    return Pod(metadata.uid, keys, PodInfo(metadata.name, namespace, labels, own))
 
 
 def _context(authority: Path) -> ssl.SSLContext:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from math import isfinite
 
 from agent.types import Capacity, Decision, DeviceView, Job, JobId, Slot
-from cgroup.actuators import BfqWeight, DeviceCapacity, IoWeight
-from cgroup.lines import Limit, Setting, Target
+from cgroup.actuators import WEIGHT_SCALE, BfqWeight, DeviceCapacity, IoWeight
+from cgroup.lines import DEFAULT_WEIGHT, Limit, Setting, Target
 
 SMALLEST_BYTES_PER_SECOND = 65536
 """No cap below this: blk-throttle passes whole bios, and a smaller cap would stop a job for seconds at a time."""
@@ -46,7 +46,8 @@ def desired_limits(
         share = min(max(quota.share, floor), ceiling)
         target = Target(cgroup_id=job, path=jobs[job].path, device=device)
         if view.info.actuator in WEIGHTS:
-            desired[target] = (WEIGHTS[view.info.actuator].desired(share, DeviceCapacity()), quota.why)
+            weighed = _beside_others(share, device, decision)
+            desired[target] = (WEIGHTS[view.info.actuator].desired(weighed, DeviceCapacity()), quota.why)
             continue
         limit = _limit(view.info.capacity, share)
         standing = applied.get((job, device))
@@ -54,6 +55,25 @@ def desired_limits(
             limit = _within_step(limit, standing)
         desired[target] = (limit, quota.why)
     return desired
+
+
+def _beside_others(share: float, device: str, decision: Decision) -> float:
+    """The share as a weight has to say it: a weight counts only beside those of others.
+
+    Who has no quota keeps the default weight, whatever it is entitled to, and a cap never makes anybody outweigh those:
+    at 0.2 of the device a flood would have twice the weight of who starves beside it. Where everybody has a quota (the
+    paper's law) shares are weights.
+    """
+    free = [
+        one.share
+        for (job, name), one in decision.entitlements.items()
+        if name == device and (job, name) not in decision.quotas
+    ]
+    if not free and decision.gate_open.get(device, True):
+        return share
+    usual = DEFAULT_WEIGHT / WEIGHT_SCALE
+    entitled = sum(free)
+    return min(usual, share * usual * len(free) / entitled if entitled > 0.0 else share)
 
 
 def _within_step(limit: Limit, standing: tuple[int | None, ...]) -> Limit:

@@ -15,6 +15,9 @@ from agent.config import LogSection
 _SYSTEMD_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
+FORGOTTEN_SECONDS = 60.0
+"""A fault that did not come for this long is a new one."""
+
 _PIECE = 1024
 """Characters, at most one page as UTF-8: a pipe tells that it can be written to as soon as a page of it is free."""
 
@@ -55,6 +58,28 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+class RareTracebacks(logging.Filter):
+    """Passes a traceback on the first, second, fourth, eighth… time that the same fault comes within a minute.
+
+    What fails in one pass of the loop fails in the next as well, and ten tracebacks a second fill a disk in days.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[tuple[str, str, type[BaseException]], tuple[int, float]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written. Faults are told apart by the place that reports them and by their class."""
+        kind = record.exc_info[0] if record.exc_info else None
+        if kind is None:
+            return True
+        key = (record.name, str(record.msg), kind)
+        count, last = self._seen.get(key, (0, record.created))
+        count = count + 1 if 0.0 <= record.created - last < FORGOTTEN_SECONDS else 1
+        self._seen[key] = count, record.created
+        return count & (count - 1) == 0
 
 
 class ImpatientHandler(logging.StreamHandler[TextIO]):
@@ -104,4 +129,5 @@ def setup(section: LogSection) -> None:
     """Send the root logger's lines to standard error in the configured form."""
     handler = ImpatientHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if section.json else TextFormatter(journald="JOURNAL_STREAM" in os.environ))
+    handler.addFilter(RareTracebacks())
     logging.basicConfig(level=section.level.upper(), handlers=[handler], force=True)

@@ -20,11 +20,13 @@ from agent.limits import Desired, desired_limits
 from agent.rearranger import Pass
 from agent.signals import JobSample
 from agent.stopping import SignalFlags
+from agent.stuck import StuckQueues
 from agent.types import Decision, DeviceView, Job, JobId, RearrangeReport, Slot, TickReport
 from bpf.samples import ProbeState, ProbeStatus, Sample
 from cgroup.enforce import Enforcer
 from cgroup.lines import IO_MAX
 from cgroup.results import Mode, WriteResult
+from cgroup.slices import SLICE_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +88,11 @@ class Loop:
         enforcer: Enforcer,
         settings: LoopSettings,
         rearranger: Rearranging | None = None,
+        stuck: StuckQueues | None = None,
     ) -> None:
         self.node = node
         self.rearranger = rearranger
+        self.stuck = stuck
         self.core = core
         self.enforcer = enforcer
         self.settings = settings
@@ -119,6 +123,7 @@ class Loop:
         self._violations += len(result.violations)
         probes = self.node.probes()
         notes += self._enforce(result.decision, jobs, devices, probes, now)
+        self._free_stuck(now, sample)
         self._ticks += 1
         self.latest = TickReport(
             time=now,
@@ -178,6 +183,14 @@ class Loop:
         if self.enforcer.suspended:
             notes += (f"enforcement is suspended: {self.enforcer.suspended}",)
         return notes
+
+    def _free_stuck(self, now: float, sample: Sample) -> None:
+        """Give caps back behind which requests stay queued; the next pass caps anew what it still wants capped."""
+        if self.stuck is None or self.enforcer.mode != "enforce":
+            return
+        for target in self.stuck.look(now, self.enforcer.managed, sample.blocks):
+            log.warning("%s on %s: requests stay queued behind the cap, releasing it once", target.path, target.device)
+            self._count_restores(self.enforcer.release(target, "requests stay queued behind it"))
 
     def took(self, seconds: float) -> None:
         """Account the time of the last pass."""
@@ -254,7 +267,7 @@ def run(
         loop.took(time.monotonic() - now)
         for hook in after_tick:
             _call(hook, report)
-        _pause(loop, now, flags)
+        _pause(loop, now, time.monotonic(), flags)
     return flags.stop
 
 
@@ -266,15 +279,17 @@ def _call(hook: Callable[[TickReport], object], report: TickReport) -> None:
         log.exception("a follower of the loop failed in this pass; the loop goes on")
 
 
-def _pause(loop: Loop, began: float, flags: SignalFlags) -> None:
-    """Wait for the next pass, at the latest one interval after this one `began`.
+def _pause(loop: Loop, began: float, ended: float, flags: SignalFlags) -> None:
+    """Wait for the next pass, which comes one interval after this one `began`, at once where that is over.
 
     A change of the cgroup tree brings it forward, so that a new job is seen at once; but not at will, since a node that
     makes cgroups all the time would keep the agent busy with nothing else. Writes that wait for their moment in the
-    kernel's slices of time are made in between, as far as it comes before the next pass.
+    kernel's slices of time are made in between, and hold the next pass up by at most a slice: it would plan them anew,
+    and where passes are as long as slices, or come as often, they would wait again, and for ever.
     """
     interval = loop.settings.interval_seconds
-    while (due := loop.enforcer.due) is not None and due < began + interval:
+    latest = max(began + interval, ended + SLICE_SECONDS)
+    while (due := loop.enforcer.due) is not None and due < latest:
         flags.wait(due)
         if flags.stop or flags.disarm:
             return

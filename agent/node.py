@@ -6,13 +6,15 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import exp, inf
+from math import exp
 from pathlib import Path
 from typing import Protocol
 
-from agent.config import Config, DeviceRule
+from agent.config import Config
+from agent.guarded import Guarded
 from agent.job_cgroup import read_weight
 from agent.jobs import PodInfo, PodLookup, no_pods, select_jobs
+from agent.named_devices import NamedDevices
 from agent.signals import IoCounts, JobSample
 from agent.stacks import Stacks
 from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
@@ -29,13 +31,11 @@ from bpf.samples import (
     StreamCounters,
     merge_samples,
 )
-from cgroup.actuators import detect, pick
 from cgroup.devices import Devices
 from cgroup.diskstats import parse_diskstats
 from cgroup.errors import CgroupError, DeviceRefused
 from cgroup.io_files import parse_io_stat
 from cgroup.mapped import passed_through
-from cgroup.mounts import Mounts
 from cgroup.tree import Cgroup, join
 from cgroup.watch import TreeWatch
 
@@ -65,13 +65,15 @@ class LocalNode:
         root: str,
         config: Config,
         probes: Sequence[Probe],
-        devices: Mapping[str, DeviceInfo],
+        named: NamedDevices,
         pods: PodSource | None = None,
     ) -> None:
         self._root = root
         self._config = config
-        self._probes = tuple(probes)
-        self._devices = dict(devices)
+        self._probes = tuple(Guarded(probe) for probe in probes)
+        self._named = named
+        self._configured = named.known
+        self._devices = dict(self._configured)
         self._pods = pods
         self._lookup: PodLookup = pods or no_pods
         self._watch = TreeWatch(root, config.loop.scan_seconds)
@@ -79,7 +81,7 @@ class LocalNode:
         self._selected_at = 0.0
         self._traffic = UnmanagedTraffic()
         self._sysfs = Devices()
-        self._stacks = Stacks(probes, lambda device: passed_through(device, self._sysfs, devices))
+        self._stacks = Stacks(probes, lambda device: passed_through(device, self._sysfs, self._configured))
         self._packets = NicPackets(interface_packets)
         self._links = JobLinks()
 
@@ -140,6 +142,9 @@ class LocalNode:
 
     def devices(self, sample: Sample, jobs: Mapping[JobId, Job]) -> Mapping[str, DeviceView]:
         """The configured devices and those that jobs were seen to use, with what unmanaged cgroups take of them."""
+        named = self._named.at(sample.time_ns)
+        if named is not self._configured:
+            self._configured, self._devices = named, dict(named)
         for key in sample.blocks:
             if key.device not in self._devices:
                 self._devices[key.device] = self._observed(key.device)
@@ -342,38 +347,3 @@ class UnmanagedTraffic:
         read = total[0] - self._totals[device][0] - ours["read"]
         write = total[1] - self._totals[device][1] - ours["write"]
         return max(0.0, read / dt / capacity.rbps) + max(0.0, write / dt / capacity.wbps)
-
-
-def configured_devices(rules: Sequence[DeviceRule], mounts: Mounts, root: str) -> dict[str, DeviceInfo]:
-    """The devices that the configuration names, by `maj:min`; one that is refused is logged with its reason.
-
-    A device whose actuator cannot work as the host is set up is observed only.
-    """
-    found: dict[str, DeviceInfo] = {}
-    for rule in rules:
-        try:
-            device = mounts.resolve(rule.device, rule.medium)
-        except DeviceRefused as refusal:
-            log.warning("device %r of the configuration is left out: %s", rule.device, refusal)
-            continue
-        capacity, actuator = _capacity(rule), "io.max"
-        try:
-            actuator = pick(rule.actuator, device.device, detect(device.device, root)).file
-        except DeviceRefused as refusal:
-            if capacity is not None:
-                log.warning("device %s is observed only: %s", device.name, refusal)
-            capacity = None
-        found[device.device] = DeviceInfo(device.device, device.name, Medium(device.medium), capacity, actuator)
-    return found
-
-
-def _capacity(rule: DeviceRule) -> Capacity | None:
-    """What the rule says; a dimension left out is unlimited, and without a read rate nothing is enforced."""
-    if rule.read_bytes_per_second is None:
-        return None
-    return Capacity(
-        rbps=rule.read_bytes_per_second,
-        wbps=rule.write_bytes_per_second or inf,
-        riops=rule.read_requests_per_second or inf,
-        wiops=rule.write_requests_per_second or inf,
-    )

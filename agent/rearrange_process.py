@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -290,7 +291,8 @@ class MoverProcess(HelperBase[Mend]):
 
     def line(self, device: str, rate: float, requests: float) -> str:
         """Bytes either way, and the requests by which a fragmented file is read."""
-        return f"{device} rbps={_whole(rate)} wbps={_whole(rate)} riops={max(1, round(requests))}"
+        few = f" riops={max(1, round(requests))}" if isfinite(requests) else ""  # the disk's capacity may name none
+        return f"{device} rbps={_whole(rate)} wbps={_whole(rate)}{few}"
 
 
 def _whole(rate: float) -> int:

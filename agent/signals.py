@@ -23,7 +23,7 @@ __all__ = ["NORMAL_LATENCY_SECONDS", "IoCounts", "JobSample", "SignalSettings", 
 NS = 1e-9
 
 READING_SECONDS = 1.0
-"""A job that moved a byte within this time, or has a request in flight, counts as reading."""
+"""A job that read a byte within this time, or has a read in flight, counts as reading; one that writes does not."""
 
 QUIET_SECONDS = 0.5
 """Workers that did nothing for this long tell nothing of what they are short of any more."""
@@ -67,13 +67,11 @@ def derive(
             "pass samples in the order they were taken"
         )
     changes = device_signals.deltas(previous, current)
-    moved = reads = 0.0
-    flying = False
+    reads, flying = 0.0, False
     for change in changes.values():
         reads += change.rbytes
-        moved += change.rbytes + change.wbytes
-        flying = flying or change.in_flight > 0
-    idle = 0.0 if moved > 0.0 or flying else state.idle_seconds + dt
+        flying = flying or change.reading
+    idle = 0.0 if reads > 0.0 or flying else state.idle_seconds + dt
     loader, loop = stream_signals.derive_loaders(
         current.streams, state.loader, settings, current.time_ns, idle < READING_SECONDS
     )

@@ -18,6 +18,7 @@ from bpf.decode import (
     BLOCK_CONTROL,
     BLOCK_RECORD,
     BLOCK_SLOT,
+    BLOCK_TOLD,
     Records,
     decode_block_slots,
     device_name,
@@ -48,6 +49,8 @@ _TIMEOUT_NS = 30_000_000_000
 
 _SECOND_NS = 1_000_000_000
 _PLACES = 8
+_CLEARED = tuple(name for name in BLOCK_SLOT.names or () if not name.startswith("epoch"))
+"""What a slot's next owner must not find."""
 """Places per bucket of the bios in flight (PLACES in block_flight.h)."""
 
 _FIELDS = {
@@ -135,6 +138,7 @@ class BlockProbe:
         self._see_remaps: Callable[[], None] | None = None
         self._program: Program | None = None
         self._slots: Records = np.zeros(0, BLOCK_SLOT)
+        self._told: Records = np.zeros(limits.slots, BLOCK_TOLD)
         self._control: Records = np.zeros(1, BLOCK_CONTROL)
         self._bios: Records = np.zeros(0, np.uint64)
         self._records: Records = np.zeros(0, BLOCK_RECORD)
@@ -317,8 +321,10 @@ class BlockProbe:
         with contextlib.suppress(KeyError):
             del keys[key]
         epoch = (int(entry["epoch"]) + 1) & 0xFFFFFFFF
-        self._slots[slot] = np.zeros((), BLOCK_SLOT)
         self._slots["epoch"][slot] = self._slots["epoch_of_ends"][slot] = epoch
+        for name in _CLEARED:
+            self._slots[name][slot] = 0
+        self._told[slot] = 0
         free = self._program.map("free_slots")
         free.push(free.Leaf(slot))
 
@@ -335,7 +341,7 @@ class BlockProbe:
         self._read_ns = now_ns
         running = open_records(self._bios, self._records, self._slots)
         over = self._over(running, now_ns)
-        blocks = decode_block_slots(self._slots, running, over, throttle=self._tier != "tracepoint")
+        blocks = decode_block_slots(self._slots, running, over, self._told, throttle=self._tier != "tracepoint")
         return Sample(now_ns, blocks=blocks)
 
     def _over(self, running: Records, now_ns: int) -> Records:

@@ -193,10 +193,11 @@ static __always_inline u32 slot_of_cgroup(struct control_t *c, u64 id, u64 cgrou
 {
     struct asked_t asked = {.cgroup = id, .bdev_and_op = bdev | op};
     u32 at = ((id ^ asked.bdev_and_op * 0x9e3779b97f4a7c15ull) * 0x9e3779b97f4a7c15ull) >> (64 - RESOLVED_BITS);
+    u32 generation = *(u32 volatile *)&c->generation;  // of the answer too: what it is made of may change meanwhile
     struct resolved_t volatile *known = resolved.lookup(&at);
     if (!known)
         return NO_SLOT;
-    if (known->generation == c->generation && answers((void *)known, &asked)) {
+    if (known->generation == generation && answers((void *)known, &asked)) {
         u32 slot = known->slot;
         if (answers((void *)known, &asked))  // still: a program that interrupts this one may have put another there
             return slot;
@@ -215,7 +216,7 @@ static __always_inline u32 slot_of_cgroup(struct control_t *c, u64 id, u64 cgrou
     known->asked.cgroup = asked.cgroup;
     known->asked.bdev_and_op = asked.bdev_and_op;
     known->slot = slot;
-    known->generation = c->generation;
+    known->generation = generation;
     return slot;
 }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import mmap
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -17,9 +16,9 @@ import numpy as np
 
 from bpf.btf import BtfError
 from bpf.dataloader_events import EVENT, Kind, decode_event
+from bpf.dataloader_libraries import Libraries
 from bpf.dataloader_model import DataLoaderModel
 from bpf.decode import Records
-from bpf.elf import ElfError, find_symbols
 from bpf.loader import MEMORY_HEADER, Loader, ProbeError, Program
 from bpf.owners import OWNER_HEADER, Owners
 from bpf.reasons import Reason, failed, partly
@@ -56,20 +55,13 @@ _POLL = "syscalls:sys_enter_poll"
 _WAITS = ("syscalls:sys_exit_futex", "syscalls:sys_enter_futex")
 """Frequent calls, so they are traced only where nothing else shows a wait."""
 
-_LIBRARY = "libtorch_cpu.so"
-_HOOKS = {
-    "_ZN2at14RecordFunction3endEv": "span_ended",
-    "_ZN2at14RecordFunctionC1ENS_11RecordScopeE": "span_constructed",
-    "_ZN5torch8autograd8profiler25record_function_enter_new": "span_entered",
-}
-"""Beginnings of the names of C++ functions (ATen/record_function.h, torch/csrc/autograd/record_function_ops.cpp).
-
-The one that begins a span comes last, so that no span is seen to begin whose end is not.
-"""
-
-_MAX_LIBRARIES = 16
 _PIPES_ONLY = "stalls are seen on the pipes only"
 _LOOKS_PER_READ = 8
+_MAX_CANDIDATES = 4096
+MAX_EVENTS_PER_READ = 5_000
+"""Some 50 ms of work, and five times what a hundred fast loaders tell in the time between two reads. What is more stays
+in the ring, and is lost there when that is full: a flood may blind the probe, but must not hold up the agent."""
+
 _LOOK_AGAIN_NS = tuple(500_000_000 << n for n in range(10))
 """A process shows itself when Python starts; PyTorch comes seconds later, from slow storage minutes."""
 
@@ -81,7 +73,7 @@ log = logging.getLogger(__name__)
 
 
 class Limits(NamedTuple):
-    """Sizes of the kernel's maps, and the events per second that one thread may make."""
+    """Sizes of the kernel's maps, and the events per second that one thread, and that one job may make."""
 
     cgroups: int = 4096
     owners: int = 8192
@@ -89,6 +81,7 @@ class Limits(NamedTuple):
     processes: int = 16384
     ring_pages: int = 256
     events_per_second: int = 4000
+    job_events_per_second: int = 20_000
 
 
 class _Candidate(NamedTuple):
@@ -113,7 +106,7 @@ class DataLoaderProbe:
         self._nothing = Reason()
         self._hooks = hooks
         self._no_hooks = Reason() if hooks else partly(_PIPES_ONLY, ())
-        self._libraries: dict[tuple[str, int], list[str]] = {}
+        self._libraries: Libraries | None = None
         self._candidates: dict[int, _Candidate] = {}
         self._looked_into: set[int] = set()
         self._can_trace_waits = True
@@ -134,12 +127,14 @@ class DataLoaderProbe:
             "MAX_PROCESSES": limits.processes,
             "RING_PAGES": limits.ring_pages,
             "MAX_EVENTS_PER_SECOND": limits.events_per_second,
+            "MAX_JOB_EVENTS_PER_SECOND": limits.job_events_per_second,
         }
         if _POLL in self._tracepoints:
             macros["HAVE_POLL"] = 1
         program = self._program = loader.load(SOURCE, macros, shared=[MEMORY_HEADER, OWNER_HEADER, EVENT_HEADER])
         self._owners = Owners(program)
         self._dropped = np.frombuffer(program.view("dropped", self._dropped.nbytes), np.uint64, 2)
+        self._libraries = Libraries(program)
         program.open_ring("events", self._receive)
         self._attach(program)  # tried once, so that status() tells before anything is managed
         program.detach_all()
@@ -200,12 +195,12 @@ class DataLoaderProbe:
         """Drain the ring and return all streams."""
         if self._program is None:
             return Sample(now_ns)
-        self._program.drain_rings()
+        self._program.drain_rings(MAX_EVENTS_PER_READ)
         lost = int(self._dropped[RING_FULL])
         if lost != self._lost:
             self._lost = lost
             self._model.lose()
-        self._look_for_libraries(self._program, now_ns)
+        self._look_for_libraries(now_ns)
         self._trace_waits(self._program)
         if now_ns - self._checked_ns > _CHECK_NS:
             self._checked_ns = now_ns
@@ -216,6 +211,7 @@ class DataLoaderProbe:
     def _receive(self, address: int) -> None:
         event = decode_event(ctypes.string_at(address, EVENT.size))
         if event.kind == Kind.EXIT:
+            self._ended(event.process)
             self._model.feed(event)
         elif self._owners is None or event.cgroup_id not in self._owners.ids:
             return  # told before its cgroup was let go
@@ -223,24 +219,41 @@ class DataLoaderProbe:
             self._model.feed(event)
         elif self._hooks:
             self._candidates[event.process] = _Candidate(event.time_ns, 0)
+            if len(self._candidates) > _MAX_CANDIDATES:  # their ends were lost
+                del self._candidates[next(iter(self._candidates))]
+
+    def _ended(self, process: int) -> None:
+        """A batch job starts thousands of processes a minute, more than are looked into."""
+        self._candidates.pop(process, None)
+        if self._libraries is not None:
+            self._libraries.ended(process)
 
     def _drop_dead(self, now_ns: int) -> None:
         """The end of a process is an event like others, and can be lost. Pids mean nothing in another namespace."""
-        if Path("/proc/self/ns/pid").stat().st_ino != _INITIAL_PID_NAMESPACE:
-            return
-        for process in [process for process in self._model.processes if not Path(f"/proc/{process}").exists()]:
+        knows_pids = Path("/proc/self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE
+
+        def is_alive(process: int) -> bool:
+            return not knows_pids or Path(f"/proc/{process}").exists()
+
+        for process in [process for process in self._model.processes if not is_alive(process)]:
             self._model.process_ended(process, now_ns)
+        if self._libraries is not None:
+            self._libraries.release_unused(is_alive, now_ns)
 
     # The hooks
 
-    def _look_for_libraries(self, program: Program, now_ns: int) -> None:
+    def _look_for_libraries(self, now_ns: int) -> None:
+        if self._libraries is None:
+            return
         due = [process for process, candidate in self._candidates.items() if candidate.look_at_ns <= now_ns]
         for process in due[:_LOOKS_PER_READ]:
             looks = self._candidates.pop(process).looks
             try:
-                found = self._look_into(program, process)
+                found = self._libraries.look_into(process)
             except OSError:
                 continue  # ended
+            if self._libraries.refusal:
+                self._no_hooks = partly(_PIPES_ONLY, [self._libraries.refusal])
             if found:
                 self._looked_into.add(process)
             elif looks < len(_LOOK_AGAIN_NS):
@@ -253,45 +266,13 @@ class DataLoaderProbe:
         for process in trainers - self._looked_into - self._candidates.keys() if self._hooks else ():
             self._candidates[process] = _Candidate(now_ns, len(_LOOK_AGAIN_NS))
 
-    def _look_into(self, program: Program, process: int) -> bool:
-        """Attach to the library that a process has loaded; False where it has none (yet)."""
-        for line in Path(f"/proc/{process}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-            if not line.endswith(_LIBRARY):
-                continue
-            _, _, _, device, inode, path = line.split(maxsplit=5)
-            key = device, int(inode)
-            if key not in self._libraries:
-                self._make_room(program)
-                self._libraries[key] = self._attach_hooks(program, Path(f"/proc/{process}/root{path}"))
-            return True
-        return False
-
-    def _make_room(self, program: Program) -> None:
-        if len(self._libraries) >= _MAX_LIBRARIES:
-            for target in reversed(self._libraries.pop(next(iter(self._libraries)))):
-                program.detach(target)
-
-    def _attach_hooks(self, program: Program, library: Path) -> list[str]:
-        """Attach to one copy of the library; without success the pipes still tell."""
-        before, refused = program.attached, False
-        try:
-            with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as image:
-                symbols = find_symbols(image, _HOOKS)
-            for prefix, function in _HOOKS.items():
-                program.attach_uprobe(library, symbols.get(prefix, prefix), function)
-        except (ProbeError, ElfError, OSError) as error:
-            self._no_hooks, refused = partly(_PIPES_ONLY, [str(error)]), True
-        attached = [target for target in program.attached if target not in before]
-        if not refused:
-            return attached
-        for target in attached:
-            program.detach(target)
-        return []
-
     def close(self) -> None:
         """Detach and free; harmless when repeated."""
         self._dropped = self._dropped.copy()
         if self._program is not None:
+            if self._libraries is not None:
+                self._libraries.close()
+                self._libraries = None
             self._program.close()
             self._program = self._owners = None
             if not self._nothing.why:

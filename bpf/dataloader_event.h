@@ -59,7 +59,8 @@ enum kind_t {
     EV_WAIT_END,
 };
 enum flag_t { IN_WORKER = 1, IN_PIN_THREAD = 2 };
-// Mirrored by RING_FULL and TOO_MANY in dataloader.py: no room in the ring; more than MAX_EVENTS_PER_SECOND of one thread.
+// Mirrored by RING_FULL and TOO_MANY in dataloader.py: no room in the ring; more than MAX_EVENTS_PER_SECOND of one thread,
+// or MAX_JOB_EVENTS_PER_SECOND of one cgroup.
 enum drop_t { RING_FULL, TOO_MANY, DROPS };
 enum call_t { NO_CALL, READING, WAITING };
 
@@ -91,7 +92,13 @@ struct message_t {
     u8 head[HEAD_BYTES];
 };
 
+struct budget_t {
+    u64 window;
+    u64 events;
+};
+
 BPF_F_TABLE("array", u32, u64, dropped, DROPS, BPF_F_MMAPABLE);
+BPF_TABLE("lru_hash", u64, struct budget_t, budgets, MAX_CGROUPS);
 BPF_TABLE("lru_hash", u64, struct thread_t, threads, MAX_THREADS);
 BPF_TABLE("lru_hash", u32, u32, processes, MAX_PROCESSES);
 BPF_RINGBUF_OUTPUT(events, RING_PAGES);
@@ -133,8 +140,27 @@ static __always_inline u16 role_flags(u64 task)
     return starts_with_pt_data(comm) && comm[8] == 'p' ? IN_PIN_THREAD : 0;
 }
 
+// The ring is everybody's: what one job tells must leave room for what the others do, however many threads it has.
+static __always_inline int within_job_budget(u64 owner, u64 now)
+{
+    struct budget_t fresh = {.window = now}, *b = budgets.lookup_or_try_init(&owner, &fresh);
+    if (!b)
+        return 1;
+    if (now - b->window > SECOND_NS) {
+        b->window = now;
+        b->events = 0;
+    }
+    __sync_fetch_and_add(&b->events, 1);
+    if (b->events <= MAX_JOB_EVENTS_PER_SECOND)
+        return 1;
+    count_drop(TOO_MANY);
+    return 0;
+}
+
 static __always_inline void emit(struct event_t *e, u32 kind, u64 owner)
 {
+    if (owner && !within_job_budget(owner, e->time))
+        return;
     u64 id = bpf_get_current_pid_tgid(), task = bpf_get_current_task();
     e->kind = kind;
     e->cgroup = owner;

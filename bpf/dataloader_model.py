@@ -19,6 +19,9 @@ from bpf.samples import StreamCounters
 _MAX_TRAINERS = 4096
 _MAX_WORKERS = 65536
 _MAX_ORPHANS = 1024
+_MAX_LOADERS = 64
+_MAX_PIPES = 1024
+"""Per process, and per loader: no training has as many, but processes that talk alike may take new pipes for ever."""
 
 
 class DataLoaderModel:
@@ -149,8 +152,12 @@ class DataLoaderModel:
     def _loader_for(self, trainer: Trainer, event: Event) -> Loader:
         """The loader that a new index pipe belongs to: one whose queue expects just this task, else a new one."""
         for loader in reversed(trainer.loaders):
-            if loader.queue.expects(event.task):
+            if loader.queue.expects(event.task) and len(loader.pipes) < _MAX_PIPES:
                 return loader
+        if len(trainer.loaders) >= _MAX_LOADERS:
+            oldest = min(trainer.loaders, key=lambda one: (one.proven, one.last_event_ns))
+            self._release_pipes(oldest)
+            trainer.loaders.remove(oldest)
         loader = Loader()
         trainer.loaders.append(loader)
         return loader

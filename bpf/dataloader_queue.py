@@ -153,6 +153,8 @@ class Queue:
             self._missing.update(range(max(self.top + 1, task - _REORDERING), task))
         self._missing.discard(task)
         self.top = max(self.top, task)
+        if len(self._missing) > 2 * _REORDERING:  # what is so late never comes; numbers of others have gaps
+            self._missing = {number for number in self._missing if number >= self.top - _REORDERING}
 
     def _is_confirmation(self) -> bool:
         """A batch must be received before it is taken, so what is sent earlier still primes the queue."""

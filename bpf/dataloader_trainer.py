@@ -28,6 +28,7 @@ LEFT_OVER_NS = 100_000_000
 """After a read for which no task is sent, how long it may yet turn out to throw away the rest of an epoch."""
 
 _REORDERED_AT_MOST = 8
+_MANY_THREADS = 64
 
 LONG_AGO_NS = 10_000_000_000
 """After so long without another call of `next()` a batch is counted without knowing whether a step follows it."""
@@ -270,6 +271,8 @@ class Trainer:
         if loader is None or loader not in self.loaders or not loader.proven:
             return False
         self._last_loader[thread] = loader
+        if len(self._last_loader) > _MANY_THREADS:  # one for each epoch: what they took from is over
+            self._last_loader = {one: last for one, last in self._last_loader.items() if last in self.loaders}
         if not loader.queue.take_in_span():
             return False
         left = span.left.get(loader)

@@ -60,6 +60,9 @@ BLOCK_RECORD = np.dtype(
 )
 """`struct record_t` of block_flight.h."""
 
+BLOCK_TOLD = np.dtype([("requests", "u8"), ("bytes", "u8")])
+"""What was last told of a slot."""
+
 NFS_COUNTERS = np.dtype(
     [
         ("requests", "u8"),
@@ -144,12 +147,14 @@ def old_records(running: Records, before_ns: int) -> Records:
 
 
 def decode_block_slots(
-    slots: Records, running: Records, over: Records, *, throttle: bool
+    slots: Records, running: Records, over: Records, told: Records, *, throttle: bool
 ) -> dict[BlockKey, BlockCounters]:
     """Counters of the live slots of `slots` (dtype BLOCK_SLOT, shape (n,)).
 
     `running` are its `open_records`, and `over` those of them whose end was missed; they count as ended. `throttle`
-    says whether this tier knows the wait in blk-throttle.
+    says whether this tier knows the wait in blk-throttle. `told` (dtype BLOCK_TOLD, same shape) is what was told of
+    each slot before; it is brought up to date. A bio that was taken for ended may go on, or end while this is read and
+    count twice, but no counter falls: that would look like one that began anew.
     """
     missed, missed_bytes = slots["missed"].copy(), slots["missed_bytes"].copy()
     np.add.at(missed, over["slot"], 1)
@@ -157,11 +162,15 @@ def decode_block_slots(
     in_flight = np.bincount(running["slot"], minlength=len(slots)) - np.bincount(over["slot"], minlength=len(slots))
     live = _places(slots["live"])
     chosen = slots[live]
-    requests = chosen["histogram"].sum(axis=1) + missed[live]
+    counted = {
+        "requests": chosen["histogram"].sum(axis=1) + missed[live],
+        "bytes": chosen["bytes"] + missed_bytes[live],
+    }
+    for name, now in counted.items():
+        told[name][live] = np.maximum(told[name][live], now)
     columns = (
         *(chosen[name] for name in ("cgroup", "device", "op")),
-        requests,
-        chosen["bytes"] + missed_bytes[live],
+        *(told[name][live] for name in counted),
         *(chosen[name] for name in ("latency_ns", "latency_us_squared")),
         in_flight[live],
         *(chosen[name] for name in ("histogram", "throttle_ns", "queue_ns")),

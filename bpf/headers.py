@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import platform
 import re
@@ -17,6 +18,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 _ARCHITECTURES = {"x86_64": ("x86", "amd64"), "aarch64": ("arm64", "arm64")}
 _PREFIX = "prefetchd-headers-"
@@ -55,19 +58,26 @@ def find_headers(root: Path = Path("/")) -> Headers | None:
     if own.is_dir():
         return Headers(f"the running kernel's own, {own}")
     archive = root / "sys/kernel/kheaders.tar.xz"
-    if archive.is_file():
-        return _extract(archive)
+    if archive.is_file() and (unpacked := _extract(archive)):
+        return unpacked
     for tree in _newest_first(root / "usr/src", "*"):
         if (tree / _PROOF).is_file() and (tree / _GENERATED).is_file():
             return Headers(f"another kernel's, {tree}", tree)
     return _joined(root / "usr/src")
 
 
-def _extract(archive: Path) -> Headers:
-    """Headers that the kernel carries itself (CONFIG_IKHEADERS)."""
+def _extract(archive: Path) -> Headers | None:
+    """Headers that the kernel carries itself (CONFIG_IKHEADERS); None where that fails (no xz, no room)."""
     tree, lock = _new_tree()
-    subprocess.run(["tar", "-xJf", str(archive), "-C", str(tree)], check=True)
-    return Headers(f"the running kernel's own, {archive}", tree, lock)
+    found = Headers(f"the running kernel's own, {archive}", tree, lock)
+    try:
+        subprocess.run(["tar", "-xJf", str(archive), "-C", str(tree)], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", b"") or b""
+        log.warning("%s cannot be unpacked: %s %s", archive, error, said.decode(errors="replace").strip())
+        found.remove()
+        return None
+    return found
 
 
 def _new_tree() -> tuple[Path, int]:

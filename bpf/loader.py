@@ -155,6 +155,7 @@ class Program:
         self._name = name
         self._loader = loader
         self._views: list[mmap.mmap] = []
+        self._deliveries = 0
         self._detach: dict[str, Callable[[], object]] = {}
         self._attached_by: dict[str, Callable[[], object]] = {}
 
@@ -323,13 +324,16 @@ class Program:
     def open_ring(self, name: str, callback: Callable[[int], object]) -> None:
         """Send each record of a ring buffer to `callback(address)` when `drain_rings` is called."""
 
-        def deliver(_context: object, data: int, _size: int) -> None:
+        def deliver(_context: object, data: int, _size: int) -> int:
             callback(data)
+            self._deliveries -= 1
+            return 0 if self._deliveries > 0 else -1  # libbpf stops behind this record
 
         self.map(name).open_ring_buffer(deliver)
 
-    def drain_rings(self) -> None:
-        """Deliver what the ring buffers hold now, without waiting."""
+    def drain_rings(self, most: int) -> None:
+        """Deliver what the ring buffers hold, without waiting, at most so many records: they may fill as fast."""
+        self._deliveries = most
         self._bpf.ring_buffer_consume()
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class MountProbe(ABC):
         self._refusals: list[str] = []
         self._nothing = Reason()
         self._broken = self._closed = False
-        self._next_look_ns = 0
+        self._next_look_ns = self._next_mounts_ns = 0
         self._mounts: dict[str, str] = {}
         self._try()
 
@@ -113,15 +113,41 @@ class MountProbe(ABC):
         if self._program is None and not self._broken and not self._closed and now_ns >= self._next_look_ns:
             self._next_look_ns = now_ns + _LOOK_EVERY_NS
             self._try()
-        if self._program is not None:
-            for key, value in self._program.map(f"{self.name}_calls").items():
+        if self._program is not None and self._owners is not None:
+            calls = self._program.map(f"{self.name}_calls")
+            found = self._owners.entries(calls, lambda key: int(key.cgroup))
+            others: Collection[str] = ()
+            if found and now_ns >= self._next_mounts_ns:
+                self._next_mounts_ns = now_ns + _LOOK_EVERY_NS
+                others = self._other_mounts()
+            for key, value in found:
+                if device_name(key.device) in others:
+                    with contextlib.suppress(KeyError):
+                        del calls[key]
+                    continue
                 yield Call(key.cgroup, self._mount_of(device_name(key.device)), key.op, bytes(value))
 
     def _mount_of(self, device: str) -> str:
         """The name of a super block; its device number where this mount namespace does not know it (any more)."""
         if device not in self._mounts:
-            self._mounts |= self._names(MOUNTINFO.read_text().splitlines())
+            self._mounts |= self._names(_mount_lines())
         return self._mounts.setdefault(device, device)
+
+    def _other_mounts(self) -> Collection[str]:
+        """Device numbers that stand for another mount than they did; their names are brought up to date.
+
+        The kernel gives the number of what was unmounted to the next that is mounted.
+        """
+        lines = _mount_lines()
+        there = {(mount.device, name) for mount in parse_mounts(lines) for name in (mount.where, mount.source)}
+        names = {
+            device: name
+            for device, name in self._names(lines).items()
+            if (device, self._mounts.get(device)) not in there
+        }
+        others = names.keys() & self._mounts.keys()
+        self._mounts |= names
+        return others
 
     def _drop(self) -> None:
         if self._program is not None:
@@ -134,6 +160,11 @@ class MountProbe(ABC):
         if not self._nothing.why:
             self._nothing = Reason("closed")
         self._drop()
+
+
+def _mount_lines() -> list[str]:
+    """Lines of mountinfo. A mount point may be called by any bytes: whoever may mount FUSE may choose them."""
+    return MOUNTINFO.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
 
 
 @dataclass(frozen=True, slots=True)

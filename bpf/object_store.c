@@ -51,6 +51,7 @@ struct connection_t {
 BPF_HASH(peers, struct peer_t, u32, MAX_PEERS);
 BPF_HASH(connections, u64, struct connection_t, MAX_CONNECTIONS);
 BPF_HASH(objects, struct object_key_t, struct object_counters_t, MAX_SLOTS);
+BPF_HASH(endpoints, u64, u64, MAX_CGROUPS);  // how many a cgroup has in `objects`
 BPF_ARRAY(objects_lost, u64, 1);
 
 static __always_inline void lose(void)
@@ -82,6 +83,23 @@ static __always_inline u32 watched(struct peer_t *peer)
     return flags ? *flags : 0;
 }
 
+// Counters of a cgroup at a peer. A job that talks to ever new addresses (a store behind thousands, pages of the web)
+// has no more endpoints than MAX_ENDPOINTS: those beyond count together, by their port alone, and leave room for others.
+static __always_inline struct object_counters_t *counters_of(struct object_key_t *key)
+{
+    struct object_counters_t nothing = {}, *counters = objects.lookup(key);
+    if (counters)
+        return counters;
+    u64 none = 0, *count = endpoints.lookup_or_try_init(&key->cgroup, &none);
+    if (!count)
+        return 0;
+    if (*count < MAX_ENDPOINTS)
+        __sync_fetch_and_add(count, 1);
+    else
+        __builtin_memset(key->peer.address, 0, sizeof(key->peer.address));
+    return objects.lookup_or_try_init(key, &nothing);
+}
+
 static __always_inline void open(u64 sk, u64 owner, u64 now)
 {
     struct connection_t connection = {.key.cgroup = owner, .sent = now};
@@ -91,7 +109,7 @@ static __always_inline void open(u64 sk, u64 owner, u64 now)
     if (!flags)
         return;
     connection.handshake = flags == PEER_TLS;
-    struct object_counters_t nothing = {}, *counters = objects.lookup_or_try_init(&connection.key, &nothing);
+    struct object_counters_t *counters = counters_of(&connection.key);
     if (!counters || connections.update(&sk, &connection)) {
         lose();
         return;

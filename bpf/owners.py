@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 from bpf.loader import Program
 
@@ -34,6 +35,19 @@ class Owners:
         self.ids = wanted
         self._invalidate()
         return dropped
+
+    def entries(self, table: Any, cgroup_of: Callable[[Any], int]) -> list[tuple[Any, Any]]:
+        """Keys and values of the managed cgroups in a map; the others are deleted.
+
+        What a cgroup had begun when it was let go ends later, and makes its counters anew: nobody would ever ask for
+        them, and with every job the map would be fuller.
+        """
+        found = list(table.items())
+        for key, _ in found:
+            if cgroup_of(key) not in self.ids:
+                with contextlib.suppress(KeyError):
+                    del table[key]
+        return [(key, value) for key, value in found if cgroup_of(key) in self.ids]
 
     def _invalidate(self) -> None:
         """What the kernel remembers about owners is stale from now on."""

@@ -109,11 +109,11 @@ class PageCacheProbe:
 
     def read(self, now_ns: int) -> Sample:
         """The counters as they stand."""
-        if self._program is None:
+        if self._program is None or self._owners is None:
             return Sample(now_ns)
         found = {
-            key.value: CacheCounters(value.read_bytes, value.missed_bytes)
-            for key, value in self._program.map("caches").items()
+            int(key.value): CacheCounters(value.read_bytes, value.missed_bytes)
+            for key, value in self._owners.entries(self._program.map("caches"), lambda key: int(key.value))
         }
         return Sample(now_ns, cache=found)
 

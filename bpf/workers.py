@@ -150,6 +150,7 @@ class WorkersProbe:
             _attach(self._program)
         elif before and not self._owners.ids:
             self._program.detach_all()
+            self._program.map("workers").clear()  # their ends go unseen, and others get their numbers
         if self._owners.ids - before:
             self._adopt(self._program)
 
@@ -165,12 +166,11 @@ class WorkersProbe:
 
     def read(self, now_ns: int) -> Sample:
         """The time so far; what goes on now is added when it ends."""
-        if self._program is None:
+        if self._program is None or self._owners is None:
             return Sample(now_ns)
         times = {
             int(key.value): WorkerTime(*value.ns[:7])
-            for key, value in self._program.map("totals").items()
-            if self._owners is not None and key.value in self._owners.ids
+            for key, value in self._owners.entries(self._program.map("totals"), lambda key: int(key.value))
         }
         return Sample(now_ns, workers=times)
 

@@ -20,7 +20,7 @@ from cgroup.look import Observer
 from cgroup.plan import LineState, PlanState, Rules, Write, plan, with_raise
 from cgroup.pods import protected
 from cgroup.restore import RestoreReport, back_already, recover, restore_line, undo_order
-from cgroup.results import Conflict, Mode, Result, WriteResult, failed, free_line, quiet, tell
+from cgroup.results import Conflict, Mode, Result, Troubles, WriteResult, failed, free_line, quiet, tell
 from cgroup.slices import Slices
 
 RETRY_SECONDS = 5.0
@@ -64,6 +64,7 @@ class Enforcer:
         self._refused: set[str] = set()
         self._slices = Slices(clock)
         self._counters: Counter[Result] = Counter()
+        self._troubles = Troubles()
         self._suspended_at = 0.0
         self.suspended: str | None = None
         """Why nothing is enforced although the mode says so (no room for the journal), or None."""
@@ -118,6 +119,11 @@ class Enforcer:
         results = self._retry_stuck(now)
         if self._mode == "observe" or (self.suspended and not self._resumed(now)):
             return self._counted(results)
+        try:
+            if self._journal is not None:
+                self._journal.keep()
+        except JournalError as error:
+            return self._counted([*results, *self._suspend(error, [], now)])
         wanted = self._wanted(desired, now, results)
         writes = self._plan(wanted, now, results)
         results.extend(self._carry_out(self._slices.ready(writes) if self._mode == "enforce" else writes, now))
@@ -170,7 +176,8 @@ class Enforcer:
             return RestoreReport()
         left = dict(self._journal.entries)
         report = recover(self._files, self._journal, lambda text: _log.warning("restored after a crash: %s", text))
-        self._stuck = {line: LineState(left[line].prior, left[line].wrote) for line in report.failed}
+        for line in report.failed:
+            self._stuck[line] = LineState(left[line].prior, left[line].wrote, was=left[line].was)
         return report
 
     def _release_all(self, why: str) -> list[WriteResult]:
@@ -197,7 +204,8 @@ class Enforcer:
         self, desired: Mapping[Target, tuple[Setting, str]], now: float, results: list[WriteResult]
     ) -> dict[Line, tuple[Values, str]]:
         """Leave out what must not or cannot be written now."""
-        self._drop_vanished_conflicts()
+        for line in self._observer.gone(self._conflicts):
+            del self._conflicts[line]
         self._retry_at = {line: at for line, at in self._retry_at.items() if now < at <= now + RETRY_SECONDS}
         wanted: dict[Line, tuple[Values, str]] = {}
         for target, (setting, why) in desired.items():
@@ -205,19 +213,10 @@ class Enforcer:
             reason = protected(target.path)
             if reason is not None and line.path not in self._refused:  # said once: who asks goes on asking
                 self._refused.add(line.path)
-                results.append(failed(line, why, f"never written, since {reason}"))
+                results.append(failed(line, f"never written, since {reason}"))
             elif reason is None and line not in self._conflicts:
                 wanted[line] = (setting.values(), why)
         return wanted
-
-    def _drop_vanished_conflicts(self) -> None:
-        for line in list(self._conflicts):
-            try:
-                self._files.read(line)
-            except (Vanished, ControllerMissing):
-                del self._conflicts[line]
-            except (OSError, CgroupError):
-                continue
 
     def _plan(self, wanted: Mapping[Line, tuple[Values, str]], now: float, results: list[WriteResult]) -> list[Write]:
         actual: dict[Line, Values] = {}
@@ -238,11 +237,23 @@ class Enforcer:
             self._forget([line])
         if sight.trouble == "vanished":
             results.append(WriteResult(line, "vanished", {}, {}, why))
+        elif sight.trouble == "missing":
+            results.extend(self._pass_io_on(line, why, sight.reason, now))
         elif sight.trouble == "error":
             self._retry_at[line] = now + RETRY_SECONDS
-            results.append(failed(line, why, sight.reason))
+            results.append(failed(line, sight.reason))
         pretended = self._lines.get(line) if self._mode == "dry-run" else None
         return pretended.wrote if pretended and sight.values is not None else sight.values
+
+    def _pass_io_on(self, line: Line, why: str, reason: str, now: float) -> list[WriteResult]:
+        """Enable the controller above a cgroup that shall be limited, where that is allowed."""
+        told: list[WriteResult] = []
+        if self._held.may_enable_io:
+            every = self._held.enable_io(line.path, why, dry=self._mode != "enforce")
+            told = [one for one in every if one.result != "unchanged"]
+        if not any(one.result == "written" for one in told):
+            self._retry_at[line] = now + RETRY_SECONDS
+        return told or [failed(line, reason)]
 
     def _carry_out(self, writes: list[Write], now: float) -> list[WriteResult]:
         if self._mode == "dry-run":
@@ -264,7 +275,7 @@ class Enforcer:
         """Without a record nothing may be written; and what stands is put back, since it could not be followed up."""
         self.suspended = str(error)
         self._suspended_at = now
-        losses = [failed(write.line, write.why, str(error)) for write in writes if write.verdict == "write"]
+        losses = [failed(write.line, str(error)) for write in writes if write.verdict == "write"]
         return [*losses, *self._release_all("the journal cannot be written")]
 
     def _resumed(self, now: float) -> bool:
@@ -319,7 +330,7 @@ class Enforcer:
         except (OSError, CgroupError) as error:
             self._retry_at[write.line] = now + RETRY_SECONDS
             self._take_back(write)
-            return failed(write.line, write.why, str(error))
+            return failed(write.line, str(error))
 
     def _write(self, write: Write, now: float) -> WriteResult:
         line, entry = write.line, self._entry(write)
@@ -347,7 +358,10 @@ class Enforcer:
             _log.error("%s", error)
 
     def _give_back(self, write: Write, now: float) -> WriteResult:
-        outcome = free_line(self._files, write.line, self._lines[write.line], write.why)
+        state = self._lines.get(write.line)
+        if state is None:  # given up since it was planned, see `_leave_to_others`
+            return WriteResult(write.line, "unchanged", write.before, {}, "put back by the guardian meanwhile")
+        outcome = free_line(self._files, write.line, state, write.why)
         if outcome.result == "error":
             self._retry_at[write.line] = now + RETRY_SECONDS
             return outcome
@@ -396,5 +410,7 @@ class Enforcer:
 
     def _counted(self, results: Iterable[WriteResult]) -> tuple[WriteResult, ...]:
         results = tuple(results)
+        for result in results:
+            self._troubles.hear(result)
         self._counters.update(result.result for result in results)
         return results

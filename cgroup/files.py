@@ -15,10 +15,21 @@ from dataclasses import replace
 from typing import Protocol
 
 from cgroup.errors import ControllerMissing, IoFileError, Vanished
-from cgroup.lines import IO_MAX, READ_AHEAD, SUBTREE_CONTROL, Line, Values, format_line, parse_line
+from cgroup.lines import (
+    DEFAULT_WEIGHT,
+    IO_MAX,
+    READ_AHEAD,
+    SUBTREE_CONTROL,
+    WEIGHT_FILES,
+    Line,
+    Values,
+    format_line,
+    parse_line,
+)
 from cgroup.tree import CGROUP_ROOT, cgroup_id, children, find, join
 
 _READ_BYTES = 64 * 1024
+_BOUNDS = (IO_MAX, "io.latency")
 
 
 class LineFiles(Protocol):
@@ -89,12 +100,8 @@ class KernelFiles:
         return cgroup_id(self.root, path)
 
     def in_use(self, line: Line) -> bool:
-        """See LineFiles: a child that hands the controller on, or has limits."""
-        for child in children(self.root, line.path):
-            folder = join(self.root, child.path)
-            if _holds_text(f"{folder}/{IO_MAX}") or "io" in _text(f"{folder}/{SUBTREE_CONTROL}").split():
-                return True
-        return False
+        """See LineFiles: a child that hands the controller on, or has limits or weights: they would go with it."""
+        return any(_uses_io(join(self.root, child.path)) for child in children(self.root, line.path))
 
     def _device_folder(self, line: Line) -> str:
         return f"{self.sys_root}/dev/block/{line.device}"
@@ -164,5 +171,14 @@ def _text(path: str) -> str:
         os.close(file)
 
 
-def _holds_text(path: str) -> bool:
-    return bool(_text(path).strip())
+def _uses_io(folder: str) -> bool:
+    if "io" in _text(f"{folder}/{SUBTREE_CONTROL}").split():
+        return True
+    if any(_text(f"{folder}/{file}").strip() for file in _BOUNDS):
+        return True
+    usual: tuple[list[str], ...] = (
+        [],
+        [str(DEFAULT_WEIGHT)],
+        ["default", str(DEFAULT_WEIGHT)],
+    )  # bfq leaves out a word
+    return any(_text(f"{folder}/{file}").split() not in usual for file in WEIGHT_FILES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from cgroup.errors import CgroupError, Vanished
@@ -19,7 +20,7 @@ class HeldLines:
     def __init__(self, files: LineFiles, journal: Journal | None, *, may_enable_io: bool = False) -> None:
         self._files = files
         self._journal = journal
-        self._may_enable_io = may_enable_io
+        self.may_enable_io = may_enable_io
         self._lines: dict[Line, LineState] = {}
 
     @property
@@ -29,6 +30,7 @@ class HeldLines:
 
     def enable_io(self, path: str, why: str, *, dry: bool) -> list[WriteResult]:
         """Enable `io` for a cgroup in every ancestor's subtree_control that lacks it; stops at the first failure."""
+        self._drop_vanished()
         results: list[WriteResult] = []
         for ancestor in ancestors(path):
             line = Line(0, ancestor, "", SUBTREE_CONTROL)
@@ -41,14 +43,28 @@ class HeldLines:
                 break
         return results
 
+    def _drop_vanished(self) -> None:
+        """Controllers go with their cgroups; of jobs that come and go none must be remembered for ever."""
+        for line in [line for line in self._lines if line.file == SUBTREE_CONTROL]:
+            try:
+                self._files.read(line)
+            except Vanished:
+                self._drop(line)
+            except (OSError, CgroupError):
+                continue
+
     def _enable_one(self, line: Line, why: str, *, dry: bool) -> WriteResult:
-        if not self._may_enable_io and self._files.read(line)["io"] is None:
-            return failed(line, why, "`io` is not enabled here, and the configuration does not allow to enable it")
+        if not self.may_enable_io and self._files.read(line)["io"] is None:
+            return failed(line, "`io` is not enabled here, and the configuration does not allow to enable it")
         return self._set(line, {"io": 1}, why, dry=dry)
 
     def set_read_ahead(self, device: str, kilobytes: int, why: str, *, dry: bool) -> WriteResult:
-        """Set a disk's read-ahead in KiB."""
-        return self._set(Line(0, "", device, READ_AHEAD), {"kilobytes": kilobytes}, why, dry=dry)
+        """Set a disk's read-ahead in KiB; the kernel keeps whole pages of it (queue_ra_store in block/blk-sysfs.c).
+
+        It is rounded here: what is written down before the write must be what stands there after it.
+        """
+        whole = kilobytes - kilobytes % (os.sysconf("SC_PAGE_SIZE") // 1024)
+        return self._set(Line(0, "", device, READ_AHEAD), {"kilobytes": whole}, why, dry=dry)
 
     def release_read_ahead(self, device: str, why: str) -> list[WriteResult]:
         """Put a disk's read-ahead back, if it is held."""
@@ -57,9 +73,7 @@ class HeldLines:
             return []
         outcome = free_line(self._files, line, self._lines[line], why)
         if outcome.result != "error":
-            self.forget(line)
-            if self._journal is not None:
-                self._journal.forget([line])
+            self._drop(line)
         return [outcome]
 
     def forget(self, line: Line) -> None:
@@ -76,12 +90,19 @@ class HeldLines:
             prior = self._lines[line].prior if line in self._lines else before
             self._journal.record([Entry(line, prior, before, values)])
             self._files.write(line, values)
-            wrote = self._files.read(line)  # read_ahead_kb is rounded to whole pages
-            self._journal.record([Entry(line, prior, values, wrote)])
         except Vanished:
+            self._drop(line)
             return WriteResult(line, "vanished", {}, {}, why)
         except (OSError, CgroupError) as error:
-            return failed(line, why, str(error))
-        self._lines[line] = LineState(prior, wrote)
+            if line not in self._lines:  # what the journal announced did not happen
+                self._drop(line)
+            return failed(line, str(error))
+        self._lines[line] = LineState(prior, values)
         tell("wrote", line, before, values, why)
         return WriteResult(line, "written", before, values, why)
+
+    def _drop(self, line: Line) -> None:
+        """Hold a line no more, and have the journal forget it."""
+        self.forget(line)
+        if self._journal is not None:
+            self._journal.forget([line])

@@ -267,7 +267,23 @@ class Journal:
         except OSError as error:
             raise translated(error, self.path) from error
         finally:
-            os.ftruncate(file, size)
+            self._cut_off(file, size)
+
+    def keep(self) -> None:
+        """Write down again what is under control where somebody removed the file, since restoring begins there.
+
+        Raises JournalFull or JournalError.
+        """
+        if not self._entries:
+            return
+        try:
+            os.stat(self.path)
+        except FileNotFoundError:
+            self._keep_lock()
+            self._close_file()
+            self._rewrite()
+        except OSError as error:
+            raise translated(error, self.path) from error
 
     def _empty(self) -> None:
         """Cut the file to nothing: that takes no room, so it works on a full disk as well."""
@@ -288,9 +304,16 @@ class Journal:
         try:
             _write_durably(file, b"".join(map(_encode, records)))
         except OSError as error:
-            os.ftruncate(file, size)
+            self._cut_off(file, size)
             raise translated(error, self.path) from error
         self._appended += len(records)
+
+    def _cut_off(self, file: int, size: int) -> None:
+        """Take away what was torn; where that fails too, the next record starts another file, or it were lost in it."""
+        try:
+            os.ftruncate(file, size)
+        except OSError:
+            self._close_file()
 
     def _keep_lock(self) -> None:
         """Where somebody removed the folder, make it again: a lock nobody can find keeps no second agent away."""

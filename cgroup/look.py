@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,11 +18,14 @@ itself (del_gendisk), so for a moment a pulled disk looks like somebody's `max`.
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """One look at a line. `values` None: nothing to plan with this time. `lost`: no longer under control."""
+    """One look at a line. `values` None: nothing to plan with this time. `lost`: no longer under control.
+
+    `missing`: the cgroup is there, and the controller is not passed on to it.
+    """
 
     values: Values | None
     lost: bool = False
-    trouble: Literal["vanished", "error"] | None = None
+    trouble: Literal["vanished", "missing", "error"] | None = None
     reason: str = ""
 
 
@@ -67,4 +71,16 @@ class Observer:
             self._missing.add(line)
             return Sight(None, lost=True)
         self._missing.discard(line)
-        return Sight(None, lost=True, trouble="error", reason=reason)
+        return Sight(None, lost=True, trouble="missing", reason=reason)
+
+    def gone(self, lines: Iterable[Line]) -> list[Line]:
+        """Return the lines whose cgroup, file or disk is no longer there."""
+        lost = []
+        for line in lines:
+            try:
+                self._files.read(line)
+            except (Vanished, ControllerMissing):
+                lost.append(line)
+            except (OSError, CgroupError):
+                continue
+        return lost

@@ -37,11 +37,15 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class LineState:
-    """A line under our control: what was there before us, and what we wrote last (all keys of the line)."""
+    """A line under our control: what was there before us, and what we wrote last (all keys of the line).
+
+    `was` is what a predecessor left unless its last write was made (`wrote`); None where that is known.
+    """
 
     prior: Values
     wrote: Values
     generation: tuple[int, int] = (0, 0)
+    was: Values | None = None
 
 
 @dataclass(frozen=True, slots=True)

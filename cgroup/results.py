@@ -15,6 +15,9 @@ from cgroup.restore import restore_line
 Mode = Literal["observe", "dry-run", "enforce"]
 Result = Literal["written", "unchanged", "dry_run", "conflict", "vanished", "error", "rate_limited"]
 
+MOST_TROUBLES = 1000
+"""Lines whose trouble is remembered; those of cgroups that are gone are among them."""
+
 _log = logging.getLogger("cgroup.enforce")
 
 
@@ -37,10 +40,26 @@ class Conflict:
     found: Values
 
 
-def failed(line: Line, why: str, reason: str) -> WriteResult:
-    """Log a failure and return it."""
-    _log.error("%s: %s (wanted: %s)", line, reason, why)
+def failed(line: Line, reason: str) -> WriteResult:
+    """Return a failure; `Troubles` says it."""
     return WriteResult(line, "error", {}, {}, reason)
+
+
+class Troubles:
+    """Logs what fails: once as long as a line has the same trouble, since it is tried again every few seconds."""
+
+    def __init__(self) -> None:
+        self._said: dict[Line, str] = {}
+
+    def hear(self, result: WriteResult) -> None:
+        """Take in what became of a line."""
+        if result.result in ("written", "unchanged", "vanished"):
+            self._said.pop(result.line, None)
+        elif result.result == "error" and self._said.get(result.line) != result.why:
+            if len(self._said) >= MOST_TROUBLES:
+                self._said.clear()
+            self._said[result.line] = result.why
+            _log.error("%s: %s", result.line, result.why)
 
 
 def quiet(write: Write) -> Result:
@@ -56,12 +75,13 @@ def tell(what: str, line: Line, before: Values, after: Values, why: str) -> None
 
 def free_line(files: LineFiles, line: Line, state: LineState, why: str) -> WriteResult:
     """Put one line back; never raises."""
+    ours = (state.wrote,) if state.was is None else (state.wrote, state.was)
     try:
-        outcome = restore_line(files, line, state.prior, (state.wrote,))
+        outcome = restore_line(files, line, state.prior, ours)
     except (Vanished, ControllerMissing):
         return WriteResult(line, "vanished", state.wrote, {}, why)
     except (OSError, CgroupError) as error:
-        return failed(line, why, str(error))
+        return failed(line, str(error))
     if not outcome.after:
         return WriteResult(line, "conflict" if outcome.foreign else "unchanged", outcome.before, {}, why)
     tell("released", line, outcome.before, outcome.after, why)

@@ -19,6 +19,7 @@ from agent import garbage, systemd
 from agent.__main__ import version
 from agent.commands import options
 from agent.commands.wiring import (
+    be_the_only_one,
     make_endpoint,
     make_enforcer,
     make_pods,
@@ -32,12 +33,14 @@ from agent.errors import CannotEnforceError, PrefetchdError
 from agent.history import History
 from agent.logs import setup
 from agent.loop import Loop, LoopSettings, run
-from agent.node import LocalNode, configured_devices
+from agent.named_devices import NamedDevices
+from agent.node import LocalNode
 from agent.policies.base import make_policy
 from agent.recording import Recorder, refuse_other_file
 from agent.server import Endpoint, refuse_unusable
 from agent.settings import core_settings, policy_settings
 from agent.stopping import SignalFlags, StoppedEarlyError
+from agent.stuck import StuckQueues
 from agent.types import TickReport
 from bpf.loader import Loader
 from cgroup.devices import Devices
@@ -174,7 +177,8 @@ def _only_instance(state: Path) -> Iterator[None]:
             file.seek(0)
             other = file.read().decode("ascii", "replace").strip() or "unknown"
             raise PrefetchdError(
-                f"Another agent runs on this node (pid {other}); stop it or use another state_directory."
+                f"Another agent runs on this node (pid {other}); stop it, or use another state_directory "
+                "to observe beside it."
             ) from None
         with contextlib.suppress(OSError):  # no room on the disk: the lock holds without its owner's number
             file.truncate(0)
@@ -192,15 +196,18 @@ def _serve(
 ) -> int:
     _refuse_early(config, args)
     mode = config.mode
+    if mode == "enforce":
+        be_the_only_one(stack, root)
     journal, restored = recover_journal(config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
-    devices = configured_devices(config.devices, Mounts(Devices()), root)
+    devices = NamedDevices(config.devices, Mounts(Devices()), root, config.loop.scan_seconds)
     log.info("compiling the probes, which takes seconds (on a busy node longer)")
     node = LocalNode(root, config, make_probes(config, root, loader), devices, make_pods(stack))
     stack.callback(node.close)
     enforcer, guardian = make_enforcer(stack, config, root, mode, journal)
     core = Core(make_policy(config.policy, policy_settings(config)), core_settings(config))
-    loop = Loop(node, core, enforcer, _loop_settings(config, notes), make_rearranger(stack, config, root, enforcer))
+    rearranger = make_rearranger(stack, config, root, enforcer)
+    loop = Loop(node, core, enforcer, _loop_settings(config, notes), rearranger, StuckQueues(root))
     loop.restores += restored
     history = History()
     endpoint = make_endpoint(config, loop, history)

@@ -43,13 +43,17 @@ from agent.types import (
 
 _FRESH = PidState()
 
+STOPPED_SECONDS, STOPPED_ITERATIONS = 10.0, 5.0
+"""A loop that took no batch, waited for none and had next to nothing read for so long (whichever takes longer) stands
+still for a reason of its own: what it needed does not hold others back until it goes on."""
+
 
 @dataclass(slots=True)
 class SlotState:
     """One job on one device: its controller, what it adds to the need (0..limit), the share it was found to want.
 
-    `steady` is its smoothed need without refill; `found` is used only where the need is not fed forward. Mutable only
-    in the step that makes it.
+    `steady` is its smoothed need without refill; `found` is used only where the need is not fed forward; `quiet` is for
+    how many seconds nothing happened. Mutable only in the step that makes it.
     """
 
     pid: PidState = _FRESH
@@ -57,6 +61,7 @@ class SlotState:
     trim: float = 0.0
     found: float | None = None
     steady: float | None = None
+    quiet: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ class Adaptive:
             self._control(job, view, state.slots, slots, dt)
             if not self._actionable(job):
                 notes.append(f"{job.job.name}: {job.diagnosis.cause}, more local bandwidth cannot help")
-        users = self._users(view, slots)
+        users = self._users(view, slots, dt)
         outcomes: dict[str, Outcome] = {}
         members: dict[str, list[Member]] = {}
         weight = gain(dt, self.settings.consumption_seconds)
@@ -154,12 +159,12 @@ class Adaptive:
                 steps.append((key, slot, pid, terms))
                 outputs[name] = terms.output
             else:
-                slots[key] = SlotState(slot.pid, slot.terms, slot.trim, slot.found, slot.steady)
+                slots[key] = SlotState(slot.pid, slot.terms, slot.trim, slot.found, slot.steady, slot.quiet)
         change = merged(devices, outputs)
         for key, slot, pid, terms in steps:
-            slots[key] = SlotState(pid, _with_output(terms, change), slot.trim, slot.found, slot.steady)
+            slots[key] = SlotState(pid, _with_output(terms, change), slot.trim, slot.found, slot.steady, slot.quiet)
 
-    def _users(self, view: NodeView, slots: Mapping[Slot, SlotState]) -> dict[str, list[_Use]]:
+    def _users(self, view: NodeView, slots: Mapping[Slot, SlotState], dt: float) -> dict[str, list[_Use]]:
         """The training jobs that use each device of known capacity, in the order of the jobs."""
         jobs = {job.job.id: job for job in view.jobs}
         users: dict[str, list[_Use]] = {}
@@ -168,6 +173,8 @@ class Adaptive:
             if capacity is None:
                 continue
             used = used_share(signals, capacity)
+            idle = used < self.settings.floor and not (jobs[job].new_iteration or jobs[job].signals.blocked_seconds)
+            slot.quiet = slot.quiet + dt if idle else 0.0
             if used >= self.settings.floor or signals.access_share >= self.settings.floor:
                 users.setdefault(name, []).append(make(_Use, (jobs[job], name, capacity, slot, used)))
         return users
@@ -179,7 +186,7 @@ class Adaptive:
         return [self._member(use, room * use.job.job.weight / weights, weight) for use in here]
 
     def _member(self, use: _Use, fair: float, weight: float) -> Member:
-        """One job as the device sees it. A job that cannot be helped wants no more than it uses, and a little."""
+        """One job as the device sees it. Who cannot be helped or stands still wants a little more than it uses."""
         job = use.job
         want, steady = self._want(use, fair, weight)
         actionable = self._actionable(job)
@@ -187,7 +194,7 @@ class Adaptive:
             Member,
             (
                 job.job.id,
-                min(want, 1.0) if actionable else min(want, 1.25 * use.used),
+                min(want, 1.0) if actionable and not _stopped(use) else min(want, 1.25 * use.used),
                 steady,
                 use.used,
                 job.health.score,
@@ -265,6 +272,10 @@ class Adaptive:
 
 _NEW = SlotState()
 _UNSEEN = DeviceState()
+
+
+def _stopped(use: _Use) -> bool:
+    return use.slot.quiet > max(STOPPED_SECONDS, STOPPED_ITERATIONS * (use.job.signals.iteration_seconds or 0.0))
 
 
 def _with_output(t: PidTerms, change: float) -> PidTerms:

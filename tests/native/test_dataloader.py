@@ -4,13 +4,17 @@ Every value is compared with what the trainer and its workers write down themsel
 at once; a machine that has other work to do disturbs times and depths, so these may be tried again.
 """
 
+import contextlib
 import importlib.util
 import statistics
+import subprocess
+import sys
 import time
 
 import pytest
 
-from bpf.dataloader import DataLoaderProbe, Limits
+from bpf.dataloader import MAX_EVENTS_PER_READ, RING_FULL, TOO_MANY, DataLoaderProbe, Limits
+from bpf.dataloader_events import decode_event
 from bpf.samples import ProbeState
 from tests.native.conftest import missing
 from tests.native.training import (
@@ -279,3 +283,71 @@ def test_lost_events_are_counted_and_survived(loader, start, probe):
         assert watch.only().last.iterations <= len(trainer.books())
     finally:
         small.close()
+
+
+CROWD = """
+import subprocess, sys
+open(f"{sys.argv[1]}/cgroup.procs", "w").write("0")
+for _ in range(100):
+    subprocess.run(["/bin/true"])
+print("done", flush=True)
+sys.stdin.read()
+"""
+TALKER = """
+import os, pickle, struct, sys
+open(f"{sys.argv[1]}/cgroup.procs", "w").write("0")
+message = pickle.dumps((7, [1, 2, 3]))
+message = struct.pack(">i", len(message)) + message
+inward, outward = os.pipe()
+for _ in range(int(sys.argv[2])):
+    os.write(outward, message)
+    os.read(inward, 65536)
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def running(program, cgroup, *arguments):
+    """A process in the cgroup that has done what its program says, and still lives."""
+    command = [sys.executable, "-c", program, cgroup, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"done\n"
+        yield process
+        process.stdin.close()
+
+
+def test_processes_that_come_and_go_are_not_remembered(loader, make_cgroup):
+    """A batch job starts more of them than are looked into, for weeks."""
+    cgroup, probe = make_cgroup(), DataLoaderProbe(loader)
+    probe.manage([cgroup.stat().st_ino])
+    with running(CROWD, cgroup):
+        probe.read(time.monotonic_ns())
+        assert len(probe._candidates) <= 2
+    probe.close()
+
+
+def test_a_job_that_floods_leaves_room_for_others(loader, make_cgroup):
+    cgroup = make_cgroup()
+    probe = DataLoaderProbe(loader, limits=Limits(events_per_second=10_000_000, job_events_per_second=100))
+    probe.manage([cgroup.stat().st_ino])
+    with running(TALKER, cgroup, 12_000):
+        probe.read(time.monotonic_ns())
+    assert int(probe._dropped[RING_FULL]) == 0
+    assert int(probe._dropped[TOO_MANY]) > 8_000
+    probe.close()
+
+
+def test_a_read_has_an_end_however_much_is_told(loader, make_cgroup, monkeypatch):
+    """The ring may be filled as fast as it is read."""
+    cgroup, seen = make_cgroup(), []
+    plenty = Limits(events_per_second=10_000_000, job_events_per_second=10_000_000)
+    probe = DataLoaderProbe(loader, hooks=False, limits=plenty)
+    probe.manage([cgroup.stat().st_ino])
+    monkeypatch.setattr("bpf.dataloader.decode_event", lambda record: seen.append(1) or decode_event(record))
+    with running(TALKER, cgroup, MAX_EVENTS_PER_READ + 1000):
+        probe.read(time.monotonic_ns())
+        assert len(seen) == MAX_EVENTS_PER_READ
+        probe.read(time.monotonic_ns())
+        assert MAX_EVENTS_PER_READ + 1000 <= len(seen) < 2 * MAX_EVENTS_PER_READ
+    probe.close()

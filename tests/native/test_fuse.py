@@ -1,5 +1,6 @@
 """The FUSE probe on this machine's kernel, against the server's own log and the client's clock."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -80,6 +81,19 @@ def test_two_mounts_are_told_apart_and_unmanaged_cgroups_leave_no_trace(probe, m
         probe.manage([])
         assert probe.read(0).fuse == {}
         assert probe.status().map_fill_ratio == 0
+
+
+def test_a_request_that_ends_after_its_cgroup_was_let_go_leaves_nothing(probe, make_cgroup, tmp_path):
+    cgroup, other = make_cgroup(), make_cgroup()
+    probe.manage([folder.stat().st_ino for folder in (cgroup, other)])
+    with mounted(tmp_path / "mnt", MIB, 0.3) as mount:
+        running = workload.start(cgroup, "read", mount.data, 64 * KIB, 3)
+        released = threading.Timer(0.15, probe.manage, [[other.stat().st_ino]])
+        released.start()
+        workload.finish(running)
+        released.join()
+    assert probe.read(0).fuse == {}
+    assert probe.status().map_fill_ratio == 0
 
 
 def test_a_tier_that_this_kernel_refuses_says_why(loader):

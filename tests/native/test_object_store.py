@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import socket
 import ssl
 import subprocess
 import sys
@@ -11,11 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from bpf.object_store import ObjectStoreProbe
+from bpf.object_store import MAX_ENDPOINTS, ObjectStoreProbe
 from bpf.samples import ProbeState
 
 pytestmark = pytest.mark.native
 
+VISITOR = """
+import socket, sys
+open(f"{sys.argv[1]}/cgroup.procs", "w").write("0")
+visits = [socket.create_connection((f"127.0.1.{n}", int(sys.argv[2]))) for n in range(1, int(sys.argv[3]) + 1)]
+for visit in visits:
+    visit.send(b"GET")
+print("there", flush=True)
+sys.stdin.read()
+"""
 CLIENT = Path(__file__).with_name("http_client.py")
 WAIT_S, TRICKLE_S, BODY = 0.05, 0.03, 200_000
 
@@ -140,6 +150,28 @@ def test_other_cgroups_and_other_ports_leave_no_trace(loader, probe, store, make
     assert probe.read(0).objects == {}
     assert elsewhere.read(0).objects == {}
     elsewhere.close()
+
+
+def test_a_job_that_talks_to_ever_new_addresses_leaves_room_for_others(loader, make_cgroup):
+    """Its endpoints have an end: a thousand would take the agent longer to read than it has for a pass."""
+    cgroup, more = make_cgroup(), 8
+    with socket.create_server(("", 0), backlog=MAX_ENDPOINTS + more) as server:
+        port = server.getsockname()[1]
+        probe = ObjectStoreProbe(loader, endpoints=[f"*:{port}"])
+        probe.manage([cgroup.stat().st_ino])
+        arguments = [sys.executable, "-c", VISITOR, cgroup, str(port), str(MAX_ENDPOINTS + more)]
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as visitor:
+            visitor.stdout.readline()
+            found = {key.endpoint: one.open_connections for key, one in probe.read(0).objects.items()}
+            assert probe.status().map_fill_ratio > 0
+            visitor.stdin.close()
+    after = [one.open_connections for one in probe.read(0).objects.values()]
+    assert found.pop(f"*:{port}") == more
+    assert list(found.values()) == [1] * MAX_ENDPOINTS
+    assert set(after) == {0}
+    probe.manage([])
+    assert len(probe._program.map("endpoints")) == 0
+    probe.close()
 
 
 def test_dropped_cgroups_take_their_connections_along(probe, store, make_cgroup):

@@ -191,6 +191,20 @@ def test_job_that_is_no_longer_managed_is_gone(probe, watched, make_cgroup):
     probe.manage([make_cgroup().stat().st_ino])
     worker.do("sleep")
     assert probe.read(time.monotonic_ns()).workers == {}
+    assert len(probe._program.map("totals")) == 0, "what it did last, in whose name it was still known"
+
+
+def test_a_process_with_the_number_of_a_worker_that_ended_unseen_is_none(probe, make_cgroup, start, data):
+    """While no job is managed nothing is traced."""
+    cgroup = make_cgroup()
+    probe.manage([cgroup.stat().st_ino])
+    workers = probe._program.map("workers")
+    other = start(cgroup, data, "python")
+    workers[workers.Key(other.process.pid)] = workers.Leaf()  # as if a worker had had its number
+    probe.manage([])
+    probe.manage([cgroup.stat().st_ino])
+    other.do("cpu")
+    assert probe.read(time.monotonic_ns()).workers == {}
 
 
 def test_ended_workers_leave_nothing_behind(any_probe, probe, make_cgroup, start, data):

@@ -106,6 +106,20 @@ class TestAdaptive:
         assert min(caps) < 0.1
         assert waits(node, 5.0, 20.0)[3] < 0.002
 
+    def test_who_stopped_training_holds_nobody_back(self):
+        """A notebook that is open over night needs nothing, whatever it needed when its loop last turned."""
+        node = two_starve_one_has_slack()
+        node.jobs[-1].stop = 60.0
+        caps = {}
+        for now, result in drive(node, "adaptive", 40.0):
+            if now > 12.0:
+                for trainer in node.jobs[:3]:
+                    trainer.busy_until = 1e9
+            caps[round(now, 1)] = result.decision.quotas.get((9, SSD))
+        assert caps[12.0] is not None
+        assert caps[20.0] is not None, "a pause is no end"
+        assert [cap for now, cap in caps.items() if now > 30.0 and cap is not None] == []
+
     def test_training_alone_is_left_alone(self):
         node = Node([Trainer(n, batch=n * MIB, compute=0.12) for n in range(1, 4)])
         capped = sum(bool(result.decision.quotas) for now, result in drive(node, "adaptive", 20.0) if now > 3.0)

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent import forecast
 from agent.health import BLOCKED_SCORE, HealthSettings, HealthState, level, score
 from agent.types import Level
 from tests.unit.agent.builders import HDD, MIB, SSD, device_signals, signals
@@ -112,6 +113,16 @@ def test_waits_stand_in_for_a_depth_that_cannot_be_seen():
     assert rate(queue_depth=None, wait_seconds=0.0).parts["queue"] == 100.0
     assert rate(queue_depth=None, wait_seconds=0.025).parts["queue"] == pytest.approx(50.0)
     assert rate(queue_depth=None, wait_seconds=0.09).parts["queue"] == 0.0
+
+
+def test_a_data_set_that_the_cache_keeps_can_be_rated_under_a_quota():
+    """After thousands of batches without a read the next one is all but nothing, and its part on a device even less."""
+    batches = forecast.observe(forecast.BatchForecast(), 1, MIB, None, None)
+    for _ in range(5000):
+        batches = forecast.observe(batches, 1, 0.0, None, None)
+    devices = {SSD: device_signals(access_share=0.3), HDD: device_signals(HDD, access_share=0.7)}
+    health = rate({SSD: MIB}, devices=devices, next_batch_bytes=batches.batch_bytes)
+    assert health.parts["demand"] == 100.0
 
 
 def test_demand_against_a_quota_and_without():

@@ -195,6 +195,18 @@ def test_one_read_takes_a_bounded_number(listener, raw, monkeypatch):
     assert listener.read(now()).streams[0].iterations == 5
 
 
+def test_strangers_that_take_long_to_identify_do_not_hold_up_the_agent(listener, raw, monkeypatch):
+    """Thousands of processes may send one datagram each; the rest waits, and is dropped where there is no more room."""
+    asked = []
+    monkeypatch.setattr(listener._senders, "find", lambda *who: asked.append(who) or time.sleep(0.005))
+    for _ in range(10):
+        raw.send(datagram())
+    listener.read(now())
+    assert 1 < len(asked) < 10
+    while len(asked) < 10:
+        listener.read(now())
+
+
 def test_unmanaged_sender_is_counted_and_ignored(listener, raw):
     listener.manage(set())
     raw.send(datagram())

@@ -179,6 +179,39 @@ def test_what_cannot_be_read_is_reported(server, watch_of):
     assert eventually(lambda: "cannot be read" in watch.status().why)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"uid": None},
+        {"uid": ["uid-9"]},
+        {"name": None},
+        {"name": 7},
+        {"namespace": {"a": 1}},
+        {"labels": {"a": 1}},
+        {"labels": ["a"]},
+        {"annotations": {"prefetchd.io/weight": 3}},
+        {"annotations": {"kubernetes.io/config.hash": ["x"]}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("watched", [False, True], ids=["list", "watch"])
+def test_a_pod_that_is_none_is_reported_and_got_over(server, watch_of, wrong, watched):
+    """What is not text would end whoever makes a name or a label of it: the watch's thread, or the loop."""
+    odd = pod("odd-0", "uid-9")
+    odd["metadata"] |= wrong
+    if not watched:
+        server.pods["odd"] = odd
+    watch = watch_of(server.port)
+    if watched:
+        assert watch.wait(5)
+        server.events.put({"type": "ADDED", "object": odd})
+    assert eventually(lambda: "cannot be read" in watch.status().why)
+    server.pods.pop("odd", None)
+    assert eventually(lambda: watch.status().state is ProbeState.ATTACHED)
+    assert watch("uid-1").name == "bert-0"
+    assert watch("uid-9") is None
+
+
 def test_no_service_account_is_reported(watch_of, server, account):
     (account / "token").unlink()
     watch = watch_of(server.port)

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from agent.limits import SMALLEST_BYTES_PER_SECOND, SMALLEST_REQUESTS_PER_SECOND, desired_limits
-from agent.types import Capacity, Decision, DeviceInfo, DeviceView, Job, Medium, Quota
+from agent.types import Capacity, Decision, DeviceInfo, DeviceView, Entitlement, Job, Medium, Quota
 from cgroup.lines import Limit, Target, Weight
 
 DISK = "259:0"
@@ -67,3 +67,22 @@ def test_small_numbers_can_still_move():
 @pytest.mark.parametrize("file", ["io.weight", "io.bfq.weight"])
 def test_weights_where_the_device_is_steered_by_them(file):
     assert limits(0.05, actuator=file) == {Target(7, "/train.slice/a", DISK): (Weight(50, file), "because")}
+
+
+@pytest.mark.parametrize(
+    ("share", "entitled", "is_open", "weight"),
+    [
+        (0.2, 0.6, True, 33),  # a third of what the default weight stands for
+        (0.6, 0.3, True, 100),  # never more than who has none
+        (0.4, 0.0, True, 100),
+        (0.05, 0.0, True, 50),
+        (0.4, None, False, 100),  # nobody starves any more, and the cap is still there
+        (0.05, None, False, 50),
+    ],
+)
+def test_a_capped_flood_never_outweighs_who_starves(share, entitled, is_open, weight):
+    devices = {DISK: DeviceView(DeviceInfo(DISK, "sda", Medium.HDD, CAPACITY, "io.bfq.weight"))}
+    entitlements = {} if entitled is None else {(7, DISK): Entitlement(entitled)}
+    decision = Decision({(8, DISK): Quota(share, "because")}, entitlements, {}, {DISK: is_open})
+    ((setting, _),) = desired_limits(decision, JOBS, devices, {}, floor=0.0, ceiling=1.0).values()
+    assert setting == Weight(weight, "io.bfq.weight")

@@ -6,7 +6,7 @@ import os
 import threading
 
 from agent.config import LogSection
-from agent.logs import ImpatientHandler, JsonFormatter, TextFormatter, setup
+from agent.logs import ImpatientHandler, JsonFormatter, RareTracebacks, TextFormatter, setup
 
 
 def record(message, *arguments, **extra):
@@ -28,6 +28,22 @@ def test_what_a_line_quotes_neither_breaks_it_nor_steers_a_terminal():
 def test_json_is_one_object_with_the_extra_fields():
     line = json.loads(JsonFormatter().format(record("a\nb %s", "\udcff", device="8:0")))
     assert (line["message"], line["level"], line["device"]) == ("a\nb \udcff", "warning", "8:0")
+
+
+def fails(when, message="job %s cannot be evaluated", fault=ValueError):
+    made = logging.LogRecord("agent.core", logging.ERROR, "core.py", 1, message, ("a",), (fault, fault("x"), None))
+    made.created = when
+    return made
+
+
+def test_a_fault_in_every_pass_does_not_fill_the_disk():
+    rare = RareTracebacks()
+    hours = sum(rare.filter(fails(tick / 10)) for tick in range(72_000))
+    assert hours == 17
+    assert rare.filter(fails(1.0, fault=KeyError)), "another fault is another matter"
+    assert rare.filter(fails(1.0, message="sample cannot be used"))
+    assert rare.filter(fails(72_000 / 10 + 60.0)), "and so is one that comes again much later"
+    assert all(rare.filter(record("wrote %d", 1)) for _ in range(10)), "nothing else is left out"
 
 
 def test_a_reader_that_stopped_costs_lines_and_no_time():

@@ -66,7 +66,7 @@ class Waiting:
 
 def test_writes_that_wait_for_their_moment_are_made_before_the_next_pass():
     waiting = Waiting(0.03, 0.08, 0.17)
-    loop._pause(waiting, 0.0, waiting)
+    loop._pause(waiting, 0.0, 0.01, waiting)
     assert waiting.made == [(0.03, 0.03), (0.08, 0.08)]
     assert waiting.now == 0.1
     assert waiting.due == 0.17
@@ -75,8 +75,16 @@ def test_writes_that_wait_for_their_moment_are_made_before_the_next_pass():
 def test_a_stop_makes_no_write_that_waits():
     waiting = Waiting(0.03)
     waiting.stop = "SIGTERM"
-    loop._pause(waiting, 0.0, waiting)
+    loop._pause(waiting, 0.0, 0.01, waiting)
     assert waiting.made == []
+
+
+@pytest.mark.parametrize(("ended", "due"), [(0.05, 0.13), (0.2, 0.27)])
+def test_a_pass_that_took_long_still_makes_the_writes_that_wait(ended, due):
+    """The next one would forget them, plan them again and have them wait again."""
+    waiting = Waiting(due, 0.41)
+    loop._pause(waiting, 0.0, ended, waiting)
+    assert waiting.made == [(due, due)]
 
 
 def test_notes_that_stand_are_in_every_report(tmp_path):

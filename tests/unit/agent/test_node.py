@@ -2,12 +2,13 @@
 
 import itertools
 
-from agent.config import DeviceRule
+from agent.config import Config, DeviceRule
+from agent.named_devices import NamedDevices
 from agent.node import (
     JobLinks,
+    LocalNode,
     NicPackets,
     UnmanagedTraffic,
-    configured_devices,
     links_by_job,
     preferred_streams,
     split_by_job,
@@ -18,6 +19,7 @@ from cgroup.devices import Devices
 from cgroup.errors import DeviceRefused
 from cgroup.mounts import Mounts
 from cgroup.tree import Cgroup
+from tests.unit.cgroup.hosts import Host
 
 DISK = "259:0"
 MIB = 1 << 20
@@ -119,17 +121,44 @@ def test_devices_that_are_refused_are_left_out_with_a_reason(caplog):
             raise DeviceRefused(f"{spec} is a loop device")
 
     rules = [DeviceRule(device="/dev/loop0")]
-    assert configured_devices(rules, Refusing(Devices()), "/sys/fs/cgroup") == {}
+    named = NamedDevices(rules, Refusing(Devices()), "/sys/fs/cgroup")
+    assert [named.at(second * 10**9) for second in (0, 10, 20)] == [{}, {}, {}]
     assert "'/dev/loop0'" in caplog.text
     assert "loop device" in caplog.text
+    assert len(caplog.records) == 1, "it is said once"
 
 
 def test_a_device_that_cannot_be_steered_is_observed_only(tmp_path, caplog):
     (name, *_) = (device.device for device in Devices().all())
     rules = [DeviceRule(device=name, read_bytes_per_second=1e9)]
-    found = configured_devices(rules, Mounts(Devices()), str(tmp_path))
+    found = NamedDevices(rules, Mounts(Devices()), str(tmp_path)).known
     assert found[name].capacity is None
     assert "observed only" in caplog.text
+
+
+def test_a_limit_never_reaches_a_disk_that_took_the_number_over(tmp_path):
+    """The disk that was named is pulled, another gets its number; then it comes back under another one."""
+    host, root = Host(tmp_path), tmp_path / "cgroup"
+    root.mkdir()
+    (root / "cgroup.controllers").write_text("io\n")
+    host.add("sdb", "8:16")
+    host.link("disk/by-id/data", "sdb")
+    rules = [DeviceRule(device="/dev/disk/by-id/data", read_bytes_per_second=1e9)]
+    named = NamedDevices(rules, Mounts(Devices(str(host.sys), str(host.dev))), str(root))
+    node = LocalNode(str(root), Config(), [], named)
+
+    def limited(second):
+        devices = node.devices(Sample(second * 10**9), {})
+        return [device for device, view in devices.items() if view.info.capacity is not None]
+
+    assert limited(0) == ["8:16"]
+    (host.dev / "disk/by-id/data").unlink()
+    assert limited(10) == []
+    host.add("sdc", "8:32")
+    host.link("disk/by-id/data", "sdc")
+    assert limited(19) == []
+    assert limited(20) == ["8:32"]
+    node.close()
 
 
 def test_packets_are_read_once_a_second_and_drawn_on_between():

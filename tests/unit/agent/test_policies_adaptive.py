@@ -463,3 +463,14 @@ def test_policies_by_name():
     assert make_policy("adaptive", PolicySettings()).name == "adaptive"
     with pytest.raises(ValueError, match="'best' is unknown; use adaptive or paper"):
         make_policy("best", PolicySettings())
+
+
+@pytest.mark.parametrize(("iteration_seconds", "wanted"), [(1.0, 0.0), (4.0, 0.4)])
+def test_a_loop_that_stands_still_wants_nothing_unless_its_iterations_take_that_long(iteration_seconds, wanted):
+    run = Run()
+    still = {"used": 0.0, "need": 0.4, "new_iteration": False, "iteration_seconds": iteration_seconds}
+    decision = run.steps(150, job_view(1, **VICTIM), job_view(2, **still), neighbours=(neighbour_view(9, 0.75),))[-1]
+    assert decision.entitlements[2, SSD].regular == pytest.approx(wanted, abs=0.03)
+    going_on = still | {"used": 0.1, "new_iteration": True}
+    decision = run.step(job_view(1, **VICTIM), job_view(2, **going_on), neighbours=(neighbour_view(9, 0.75),))
+    assert decision.entitlements[2, SSD].regular == pytest.approx(0.4, abs=0.03)

@@ -1,5 +1,7 @@
 """Making files contiguous as the loop sees it: off unless asked for, for whom, at what rate, and how it ends."""
 
+from math import inf
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -67,6 +69,7 @@ def test_the_mover_has_a_cgroup_of_its_own_and_low_limits(tmp_path):
     mover = MoverProcess(str(tmp_path), "/prefetchd-rearrange-defragment", 256 * MIB)
     assert mover.line("8:0", 15e6, 12.4) == "8:0 rbps=15000000 wbps=15000000 riops=12"
     assert mover.line("8:0", 10.0, 0.2) == "8:0 rbps=1048576 wbps=1048576 riops=1"
+    assert mover.line("8:0", 15e6, inf) == "8:0 rbps=15000000 wbps=15000000", "requests of unknown capacity"
     assert HelperProcess(str(tmp_path), "/x", 256 * MIB).line("8:0", 15e6, 12.4) == "8:0 rbps=15000000"
 
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -357,6 +358,30 @@ class TestStarvation:
         assert busy[-1].blocked_seconds == pytest.approx(0.4, abs=0.02)
         quiet = feed([at_time(ms, min(ms, 500)) for ms in range(0, 2501, 50)])
         assert quiet[-1].blocked_seconds == 0.0
+
+    @pytest.mark.parametrize("what", ["checkpoint", "writes in flight", "idle connections", "reads in flight"])
+    def test_only_what_reads_can_be_short_of_data(self, what):
+        """A loop that writes a checkpoint is silent too, and a store's connections stay open whoever waits."""
+
+        def at_time(ms):
+            n, late = min(ms // 100, 20), max(0, ms - 2000)
+            recent = (event(100 * n, depth=0),) if ms % 100 == 0 and ms <= 2000 else ()
+            last = {"recent": recent, "last_iteration_ns": 100 * n * MS}
+            one = stream(source="hint", grade="hint", iterations=n, depth=0, **last)
+            blocks = {reads(): block(min(ms, 2000)), writes(): block(0)}
+            objects = {}
+            if what == "checkpoint":
+                blocks[writes()] = block(late)
+            elif what == "writes in flight":
+                blocks[writes()] = replace(block(0), in_flight=4 if late else 0)
+            elif what == "reads in flight":
+                blocks[reads()] = replace(block(min(ms, 2000)), in_flight=4 if late else 0)
+            else:
+                objects[ObjectKey(1, "10.0.0.1:9000")] = ObjectCounters(5, MIB, 0, 0, 0, 3, ())
+            return at(ms, streams=(one,), blocks=blocks, objects=objects)
+
+        blocked = feed([at_time(ms) for ms in range(0, 4001, 50)])[-1].blocked_seconds
+        assert (blocked > 1.0) is (what == "reads in flight")
 
 
 def test_next_batch_from_the_past_and_from_hints():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpf.dataloader_events import NO_TASK, Kind
+from bpf.dataloader_events import NO_TASK, Event, Kind
 from bpf.dataloader_model import DataLoaderModel
 from tests.unit.bpf.dataloader_script import (
     ITERABLE,
@@ -453,6 +453,45 @@ def test_many_different_loaders_share_a_bounded_number_of_streams():
     seen = Seen(script.events())
     assert len(seen.last) == 8
     assert sum(stream.iterations for stream in seen.last.values()) == 150
+
+
+def talk(model, messages):
+    """A process that is no trainer sends numbered pickles: (pipe, number) each, a millisecond apart."""
+    for at, (pipe, task) in enumerate(messages, 1):
+        model.feed(Event(at * MS, at * MS, pipe, 7, 100, 100, 1, 30, task, Kind.WRITE, 0, b"]\x94(K\x01K\x02K\x03"))
+    return model._trainers[100]
+
+
+def test_a_process_that_talks_like_a_loader_for_weeks_takes_no_memory():
+    """The workers of a multiprocessing.Pool number their results with gaps, of what the others did."""
+    trainer = talk(DataLoaderModel(), [(77, 8 * number) for number in range(20_000)])
+    (loader,) = trainer.loaders
+    assert len(loader.queue.outstanding) <= 8192
+    assert len(loader.queue._missing) <= 200
+
+
+@pytest.mark.parametrize("step", [0, 1, 1000])
+def test_nor_does_one_that_takes_ever_new_pipes(step):
+    model = DataLoaderModel()
+    trainer = talk(model, [(1000 + number, step * number) for number in range(5000)])
+    assert len(trainer.loaders) <= 64
+    assert len(model._index_pipes) == sum(len(loader.pipes) for loader in trainer.loaders) <= 5000
+    assert max(len(loader.pipes) for loader in trainer.loaders) <= 1024
+
+
+def test_a_thread_for_each_epoch_is_not_remembered():
+    """Some training loops consume each epoch in a thread of its own; what they took from must not stay for ever."""
+    script, model = Script(hooks=True), DataLoaderModel()
+    for thread in range(1000, 1200):
+        begun = len(script.raw)
+        train(script, Loader(script).iterate(4))
+        for at, event in enumerate(script.raw[begun:], begun):
+            if event.process == event.thread == script.process:
+                script.raw[at] = event._replace(thread=thread)
+    seen = Seen(script.events(), model=model)
+    assert seen.only()[0].iterations == 800
+    (trainer,) = model._trainers.values()
+    assert 1 < len(trainer._last_loader) <= 65
 
 
 @settings(max_examples=200, deadline=None)

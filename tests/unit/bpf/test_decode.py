@@ -6,6 +6,7 @@ import pytest
 from bpf.decode import (
     BLOCK_RECORD,
     BLOCK_SLOT,
+    BLOCK_TOLD,
     decode_block_slots,
     device_name,
     device_number,
@@ -29,6 +30,10 @@ def slots():
     return memory
 
 
+def told():
+    return np.zeros(4, BLOCK_TOLD)
+
+
 def test_layout_is_that_of_the_c_struct():
     """Six cache lines and one; what ends write begins with the second line."""
     assert (BLOCK_SLOT.itemsize, BLOCK_RECORD.itemsize) == (6 * 64, 64)
@@ -38,7 +43,7 @@ def test_layout_is_that_of_the_c_struct():
 
 def test_live_slots_become_counters():
     running = np.array([record(), record()], BLOCK_RECORD)
-    found = decode_block_slots(slots(), running, NONE, throttle=True)
+    found = decode_block_slots(slots(), running, NONE, told(), throttle=True)
     assert list(found) == [BlockKey(77, "259:300", "write"), BlockKey(2**63 + 1, "8:0", "read")]
     counters = found[BlockKey(77, "259:300", "write")]
     assert (counters.requests, counters.bytes, counters.in_flight) == (10, 4096, 2)
@@ -47,22 +52,36 @@ def test_live_slots_become_counters():
 
 
 def test_what_the_tier_cannot_tell_is_unknown_not_zero():
-    found = decode_block_slots(slots(), NONE, NONE, throttle=False)
+    found = decode_block_slots(slots(), NONE, NONE, told(), throttle=False)
     assert {counters.throttle_ns for counters in found.values()} == {None}
 
 
 def test_ends_that_were_missed_count():
     over = np.array([record(size=4096), record(size=8192)], BLOCK_RECORD)
     running = np.append(over, np.array([record()], BLOCK_RECORD))
-    counters = decode_block_slots(slots(), running, over, throttle=True)[BlockKey(77, "259:300", "write")]
+    counters = decode_block_slots(slots(), running, over, told(), throttle=True)[BlockKey(77, "259:300", "write")]
     assert (counters.requests, counters.bytes, counters.in_flight) == (12, 3 * 4096 + 4096, 1)
     assert sum(counters.histogram) == 9, "an end without a time is in no bucket"
+
+
+def test_a_bio_that_was_taken_for_ended_and_goes_on_makes_no_counter_fall():
+    """Its device stood idle for a while (a controller reset, io.cost): a fall would look like a counter begun anew."""
+    bios, before, memory = np.array([record(size=4096)], BLOCK_RECORD), told(), slots()
+    key, seen = BlockKey(77, "259:300", "write"), []
+    for over in (bios, NONE):
+        counters = decode_block_slots(memory, bios, over, before, throttle=True)[key]
+        seen.append((counters.requests, counters.bytes))
+    memory["histogram"][1][1] += 1
+    memory["bytes"][1] += 4096
+    counters = decode_block_slots(memory, NONE, NONE, before, throttle=True)[key]
+    seen.append((counters.requests, counters.bytes))
+    assert seen == [(11, 8192), (11, 8192), (11, 8192)]
 
 
 def test_decoding_leaves_the_memory_as_it_is():
     memory = slots()
     over = np.array([record()], BLOCK_RECORD)
-    decode_block_slots(memory, over, over, throttle=True)
+    decode_block_slots(memory, over, over, told(), throttle=True)
     assert (memory == slots()).all()
 
 

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from bpf.decode import BLOCK_RECORD, BLOCK_SLOT, decode_block_slots, old_records, open_records
+from bpf.decode import BLOCK_RECORD, BLOCK_SLOT, BLOCK_TOLD, decode_block_slots, old_records, open_records
 
 
 def test_memory_may_change_while_it_is_searched():
@@ -26,7 +26,7 @@ def test_memory_may_change_while_it_is_searched():
         for _ in range(3000):
             running = open_records(bios, records, slots)
             over = old_records(running, 10)
-            decode_block_slots(slots, running, over, throttle=True)
+            decode_block_slots(slots, running, over, np.zeros(len(slots), BLOCK_TOLD), throttle=True)
     finally:
         done.set()
         writer.join()

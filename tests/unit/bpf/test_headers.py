@@ -48,6 +48,20 @@ def test_the_running_kernels_own_are_left_to_bcc(tmp_path):
     assert (found.tree, found.temporary) == (None, False)
 
 
+@pytest.mark.parametrize("tool", [True, False])
+def test_headers_that_cannot_be_unpacked_leave_the_next_ones(tmp_path, monkeypatch, tool):
+    """A container may lack tar or xz; that must not end the agent."""
+    touch(tmp_path / "sys/kernel/kheaders.tar.xz", "no archive")
+    debian_pair(tmp_path, "6.1.0-1")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if not tool:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    found = find_headers(tmp_path)
+    assert "linux-headers-6.1.0-1" in found.origin
+    found.remove()
+    assert not list(tmp_path.glob("prefetchd-headers-*"))
+
+
 def test_headers_inside_the_kernel_are_unpacked_and_removed(tmp_path):
     touch(tmp_path / "tree/include/linux/kconfig.h", "from the kernel")
     (tmp_path / "sys/kernel").mkdir(parents=True)

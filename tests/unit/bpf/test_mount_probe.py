@@ -127,6 +127,60 @@ def test_counters_of_a_cgroup_that_is_no_longer_managed_go():
     assert loader.programs[0].map("managed") == {8: 1}
 
 
+def test_a_call_that_ends_after_its_cgroup_was_let_go_leaves_nothing():
+    """The kernel makes the counters anew: a few with each job that ends would fill the map over weeks."""
+    loader = Loader(loaded=True)
+    probe = NfsProbe(loader)
+    probe.manage([7, 8])
+    calls = loader.programs[0].map("nfs_calls")
+    late = list(calls.pairs)
+    probe.manage([8])
+    calls.pairs += late
+    assert probe.read(0).nfs == {}
+    assert len(calls) == 0
+
+
+@pytest.fixture
+def mounts(tmp_path, monkeypatch):
+    """Write what is mounted under the number of the counters."""
+    monkeypatch.setattr("bpf.mount_probe.MOUNTINFO", tmp_path / "mountinfo")
+
+    def write(*lines):
+        (tmp_path / "mountinfo").write_bytes(b"".join(b"91 24 0:999 / " + line + b"\n" for line in lines))
+
+    return write
+
+
+def test_a_number_that_went_to_another_mount_counts_for_that_from_then_on(mounts):
+    mounts(b"/mnt rw - nfs4 filer:/old rw")
+    probe = NfsProbe(Loader(loaded=True))
+    probe.manage([7])
+    assert set(probe.read(0).nfs) == {NfsKey(7, "filer:/old", "read")}
+    mounts()
+    assert set(probe.read(6 * SECOND_NS).nfs) == {NfsKey(7, "filer:/old", "read")}
+    mounts(b"/mnt rw - nfs4 filer:/new rw")
+    assert probe.read(12 * SECOND_NS).nfs == {}, "what was counted was the old one's"
+    probe._program.maps["nfs_calls"].pairs += Program().maps["nfs_calls"].pairs
+    assert set(probe.read(13 * SECOND_NS).nfs) == {NfsKey(7, "filer:/new", "read")}
+
+
+def test_a_mount_keeps_its_name_while_it_has_it_besides_others(mounts):
+    """Two exports of one file system have one number."""
+    mounts(b"/mnt rw - nfs4 filer:/a rw")
+    probe = NfsProbe(Loader(loaded=True))
+    probe.manage([7])
+    probe.read(0)
+    mounts(b"/mnt rw - nfs4 filer:/a rw", b"/sub rw - nfs4 filer:/a/sub rw")
+    assert set(probe.read(6 * SECOND_NS).nfs) == {NfsKey(7, "filer:/a", "read")}
+
+
+def test_mount_points_may_be_called_by_any_bytes(mounts):
+    mounts(b"/home/\xff\xfe rw - fuse sshfs rw", b"/mnt rw - nfs4 filer:/a rw")
+    probe = NfsProbe(Loader(loaded=True))
+    probe.manage([7])
+    assert set(probe.read(0).nfs) == {NfsKey(7, "filer:/a", "read")}
+
+
 def test_what_is_closed_stays_closed():
     loader = Loader(loaded=True)
     probe = NfsProbe(loader)

@@ -2,12 +2,14 @@
 
 import errno
 import logging
+import os
+from pathlib import Path
 
 import pytest
 
 from cgroup.enforce import RETRY_SECONDS, Enforcer
 from cgroup.errors import ControllerMissing, JournalError, JournalFull
-from cgroup.journal import Journal
+from cgroup.journal import Entry, Journal
 from cgroup.lines import Limit, Target, Weight, line_of
 from tests.contract.nodes import FakeNode
 
@@ -97,6 +99,20 @@ def test_a_failed_write_is_an_error_once_then_tried_again_later(node, journal, e
     assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), RETRY_SECONDS)) == ["error"]
     assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 2 * RETRY_SECONDS)) == ["written"]
     assert dict(enforcer.counters) == {"error": 2, "written": 1}
+
+
+def test_what_fails_for_days_is_said_once_until_it_is_another_trouble_or_over(node, enforcer, caplog):
+    target = node.make("a")
+
+    def go_on(number, now):
+        node.files.fail["write"] = [broken(number)] if number else []
+        enforcer.reconcile(want((target, Limit(rbps=MIB))), now * RETRY_SECONDS)
+        enforcer.release(target, "test")
+        node.files.fail["write"] = []
+        return len([record for record in caplog.records if record.levelno == logging.ERROR])
+
+    numbers = [errno.EIO, errno.EIO, errno.EIO, errno.EINVAL, errno.EINVAL, None, errno.EINVAL, errno.EINVAL]
+    assert [go_on(number, now) for now, number in enumerate(numbers)] == [1, 1, 1, 2, 2, 2, 3, 3]
 
 
 def test_a_failed_second_write_leaves_the_journal_at_the_first(node, journal, enforcer):
@@ -207,6 +223,16 @@ class TestNoRoomForTheJournal:
         assert kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), 0.1)) == []
         assert node.limits(target) == {}
 
+    def test_what_stands_is_put_back_where_its_record_is_gone_and_cannot_be_made_again(
+        self, node, enforcer, journal, monkeypatch
+    ):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        Path(journal.path).unlink()
+        monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EROFS, "read-only")))
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 1.0)) == ["written"]
+        assert (node.limits(target), "read-only" in enforcer.suspended) == ({}, True)
+
     def test_what_stands_is_put_back_and_enforcement_resumes_with_room(self, node, enforcer, journal, request):
         target = node.make("a")
         enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
@@ -259,6 +285,17 @@ class TestStuckLines:
         assert kinds(successor.reconcile({}, 0.0)) == ["written"]
         assert node.limits(target) == {}
 
+    def test_a_crash_before_the_write_that_was_announced_too(self, node, journal, enforcer):
+        target = node.make("a")
+        enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), 0.0)
+        held = journal.entries[line_of(target)]
+        journal.record([Entry(held.line, held.prior, held.wrote, {**held.wrote, "rbps": MIB})])
+        node.files.fail["write"] = [broken(), broken()]
+        successor = Enforcer(node.files, journal, "enforce")
+        assert len(successor.recovered.errors) == 1
+        assert kinds(successor.reconcile({}, 0.0)) == ["written"]
+        assert node.limits(target) == {}
+
 
 class TestGuardian:
     def test_every_reconcile_is_a_heartbeat_in_every_mode(self, enforcer, watchman):
@@ -283,6 +320,25 @@ class TestGuardian:
         told = [kinds(enforcer.reconcile(want((target, Limit(rbps=4 * MIB))), now)) for now in (30.0, 31.0, 31.1)]
         assert told == [[], ["unchanged"], ["written"]]
         assert enforcer.conflicts == {}
+
+    def test_an_agent_that_stood_still_while_it_looked_releases_nothing_twice(self, node, journal, enforcer, watchman):
+        """One line was read before the guardian put everything back, the other after."""
+        early, late = node.make("a"), node.make("b")
+        node.meddle(late, rbps=9 * MIB)
+        enforcer.reconcile(want((early, Limit(rbps=4 * MIB)), (late, Limit(rbps=4 * MIB))), 0.0)
+        watchman.restores, read = [0, 1], node.files.read
+
+        def stand_still(line):
+            if line == line_of(late) and len(watchman.restores) == 1:
+                node.files.read = read
+                node.meddle(early, rbps=None)
+                node.meddle(late, rbps=9 * MIB)
+            return read(line)
+
+        node.files.read = stand_still
+        told = enforcer.reconcile({}, 30.0)
+        assert {one.line.path: one.result for one in told} == {early.path: "unchanged", late.path: "unchanged"}
+        assert (node.limits(early), node.limits(late), journal.entries) == ({}, {"rbps": 9 * MIB}, {})
 
     def test_a_write_that_raced_with_the_guardian_stays_under_control(self, node, journal, enforcer, watchman):
         target = node.make("a")
@@ -339,6 +395,32 @@ class TestReadAhead:
         Enforcer(node.files, journal, "observe")
         assert node.files.read_ahead["8:0"] == 128
 
+    def test_a_crash_right_after_the_write_too(self, node, journal, enforcer, monkeypatch):
+        """The kernel rounds to whole pages, and the journal must know what then stands there."""
+        write = node.files.write
+
+        def crash(line, changes):
+            write(line, changes)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(node.files, "write", crash)
+        with pytest.raises(KeyboardInterrupt):
+            enforcer.set_read_ahead("8:0", 1023, "one")
+        monkeypatch.undo()
+        assert node.files.read_ahead["8:0"] == 1020
+        Enforcer(node.files, journal, "observe")
+        assert node.files.read_ahead["8:0"] == 128
+
+    def test_what_could_not_be_written_is_not_in_the_journal(self, node, journal, enforcer):
+        node.files.fail["write"] = [broken()]
+        assert kinds(enforcer.set_read_ahead("8:0", 512, "one")) == ["error"]
+        assert journal.entries == {}
+        enforcer.set_read_ahead("8:0", 512, "one")
+        node.files.fail["write"] = [broken()]
+        assert kinds(enforcer.set_read_ahead("8:0", 1024, "two")) == ["error"]
+        assert kinds(enforcer.release_all("end")) == ["written"]
+        assert node.files.read_ahead["8:0"] == 128
+
     def test_a_pulled_disk(self, node, enforcer):
         enforcer.set_read_ahead("8:0", 512, "one")
         node.pull("8:0")
@@ -370,6 +452,24 @@ def test_raises_are_forgotten_with_time(node, enforcer):
 def test_enable_io_of_a_cgroup_that_is_gone(node, journal):
     enforcer = Enforcer(node.files, journal, "enforce", may_enable_io=True)
     assert kinds(enforcer.enable_io("/contract/gone/x", "test"))[-1] == "vanished"
+
+
+def test_controllers_of_cgroups_that_are_gone_are_not_remembered(node, journal):
+    enforcer = Enforcer(node.files, journal, "enforce", may_enable_io=True)
+    for number in range(5):
+        node.files.make(f"/contract/j{number}/step", hands_on_io=False)
+        assert kinds(enforcer.enable_io(f"/contract/j{number}/step", "test"))[-1] == "written"
+        node.files.remove(f"/contract/j{number}/step")
+        node.files.remove(f"/contract/j{number}")
+    assert [line.path for line in journal.entries] == ["/contract", "/contract/j4"]
+
+
+def test_a_dry_run_enables_nothing(node, journal):
+    target = Target(node.files.make("/contract/j/step", hands_on_io=False), "/contract/j/step", "8:0")
+    enforcer = Enforcer(node.files, journal, "dry-run", may_enable_io=True)
+    told = [kinds(enforcer.reconcile(want((target, Limit(rbps=MIB))), now)) for now in (0.0, 0.1, 0.2)]
+    assert told == [[], ["dry_run", "dry_run"], []]
+    assert not node.files.folders["/contract/j"].hands_on_io
 
 
 def test_the_observer_does_not_even_look(node, journal):

@@ -125,6 +125,25 @@ def test_in_use(tree, files):
     assert files.in_use(line)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "in_use"),
+    [
+        ("io.weight", "default 100\n", False),
+        ("io.weight", "default 300\n", True),
+        ("io.weight", "default 100\n8:0 50\n", True),
+        ("io.bfq.weight", "100\n", False),
+        ("io.bfq.weight", "default 100\n8:0 700\n", True),
+        ("io.latency", "8:0 target=5000\n", True),
+        ("io.latency", "", False),
+    ],
+)
+def test_what_others_set_besides_limits_is_use_too(tree, files, file, text, in_use):
+    line = Line(tree.make("/a"), "/a", "", "cgroup.subtree_control")
+    tree.make("/a/b")
+    (tree.root / "a/b" / file).write_text(text)
+    assert files.in_use(line) == in_use
+
+
 def open_descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,6 +117,15 @@ def test_the_next_start_restores_what_both_left(start, tree):
     second.process.terminate()
     second.process.wait(10)
     assert is_prior(tree), "what was there before the first is what the second puts back"
+
+
+def test_what_stands_is_put_back_where_the_folder_was_removed_meanwhile(start, tree, journal_path):
+    """Nothing is written for a long time, and then the agent dies."""
+    agent = start(fixed=FIXED, status="")
+    shutil.rmtree(Path(journal_path).parent)
+    assert wait_until(lambda: Path(journal_path).exists(), 2.0) is not None
+    agent.kill()
+    assert wait_until(lambda: is_prior(tree), 3.0) is not None
 
 
 def test_a_report_is_left_beside_the_journal(start, tree, journal_path):

@@ -13,6 +13,7 @@ from cgroup import journal as journal_module
 from cgroup.enforce import Enforcer
 from cgroup.errors import JournalBusy, JournalError, JournalFull
 from cgroup.journal import Entry, Journal, read_journal, replay
+from cgroup.journal_lock import take_tree
 from cgroup.lines import Limit, Line, line_of
 from cgroup.restore import recover, restore_entries
 from tests.contract.nodes import FakeNode
@@ -190,12 +191,24 @@ def test_who_took_the_lock_over_keeps_it(path, journal):
     assert len(read_journal(path).entries) == 2
 
 
+def test_a_tree_has_one_enforcing_agent_whatever_journal_it_uses(tmp_path):
+    held = take_tree(str(tmp_path))
+    with pytest.raises(JournalBusy, match="another prefetchd enforces below"):
+        take_tree(str(tmp_path))
+    os.close(held)
+    os.close(take_tree(str(tmp_path)))
+
+
 def test_a_lock_is_not_a_link_to_somewhere(tmp_path):
     (tmp_path / "target").write_text("precious")
     (tmp_path / "journal.lock").symlink_to(tmp_path / "target")
     with pytest.raises(JournalError):
         Journal.open(str(tmp_path / "journal"))
     assert (tmp_path / "target").read_text() == "precious"
+
+
+def broken_truncate(file, size):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 class TestNoRoom:
@@ -235,6 +248,31 @@ class TestNoRoom:
         journal.probe()
         journal.record([entry(2, 9)])
         assert len(read_journal(path).entries) == 2
+
+    @pytest.mark.parametrize("method", ["record", "probe"])
+    def test_a_file_system_that_became_read_only_is_an_error_too(self, journal, monkeypatch, method):
+        """Then not even what was torn can be cut off."""
+        journal.record([entry(1, 5)])
+
+        def refuse(*_):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        for name in ("write", "ftruncate", "posix_fallocate"):
+            monkeypatch.setattr(journal_module.os, name, refuse)
+        arguments = [[entry(1, 6, was=5)]] if method == "record" else []
+        with pytest.raises(JournalError, match="Read-only file system"):
+            getattr(journal, method)(*arguments)
+        assert list(journal.entries.values()) == [entry(1, 5)]
+
+    def test_what_could_not_be_cut_off_does_not_spoil_the_next_record(self, path, journal, monkeypatch):
+        journal.record([entry(1, 5)])
+        with monkeypatch.context() as patch:
+            self.full(patch, short=True)
+            patch.setattr(journal_module.os, "ftruncate", broken_truncate)
+            with pytest.raises(JournalError):
+                journal.record([entry(2, 9)])
+        journal.record([entry(3, 7)])
+        assert list(read_journal(path).entries.values()) == [entry(1, 5), entry(3, 7)]
 
     def test_forgetting_needs_no_room(self, path, journal, monkeypatch):
         journal.record([entry(1, 5), entry(2, 6)])

@@ -1,0 +1,140 @@
+"""The profiler's hooks: probes on each copy of PyTorch's library that a process of a managed cgroup has loaded.
+
+What a path leads to is the job's to choose, at any time: a pipe would hold up who opens it, a device may act on being
+opened (a watchdog restarts the machine). So a place is looked at before it is opened, and what was opened is what is
+read and probed. Probes keep the file system that a copy is on, be it that of a container that is gone: they go soon
+after the last process that has it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bpf.elf import ElfError, find_symbols
+from bpf.loader import ProbeError, Program
+
+LIBRARY = "libtorch_cpu.so"
+HOOKS = {
+    "_ZN2at14RecordFunction3endEv": "span_ended",
+    "_ZN2at14RecordFunctionC1ENS_11RecordScopeE": "span_constructed",
+    "_ZN5torch8autograd8profiler25record_function_enter_new": "span_entered",
+}
+"""Beginnings of the names of C++ functions (ATen/record_function.h, torch/csrc/autograd/record_function_ops.cpp).
+
+The one that begins a span comes last, so that no span is seen to begin whose end is not.
+"""
+
+MAX_LIBRARIES = 16
+UNUSED_NS = 60_000_000_000
+"""A job that starts over within this time finds its hooks in place."""
+
+_LARGEST_BYTES = 1 << 32
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One copy of the library: what is attached to it, its open file (-1: none), who has it, since when nobody."""
+
+    targets: list[str] = field(default_factory=list)
+    file: int = -1
+    users: set[int] = field(default_factory=set)
+    unused_since_ns: int | None = None
+
+
+class Libraries:
+    """The copies with hooks, by device and inode. `refusal` says why the last one that could not have them has none."""
+
+    def __init__(self, program: Program, proc_root: Path = Path("/proc")) -> None:
+        self.refusal = ""
+        self._program = program
+        self._proc_root = proc_root
+        self._copies: dict[tuple[str, int], _Copy] = {}
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def look_into(self, process: int) -> bool:
+        """Attach to the library that a process has loaded; False where it has none (yet), OSError where it ended."""
+        folder = self._proc_root / str(process)
+        for line in (folder / "maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+            if not line.endswith(LIBRARY):
+                continue
+            _, _, _, device, inode, path = line.split(maxsplit=5)
+            key = device, int(inode)
+            if key not in self._copies:
+                if len(self._copies) >= MAX_LIBRARIES:
+                    self._release(next(iter(self._copies)))
+                self._copies[key] = self._attach(Path(f"{folder}/root{path}"))
+            self._copies[key].users.add(process)
+            self._copies[key].unused_since_ns = None
+            return True
+        return False
+
+    def ended(self, process: int) -> None:
+        """A process has ended."""
+        for copy in self._copies.values():
+            copy.users.discard(process)
+
+    def release_unused(self, is_alive: Callable[[int], bool], now_ns: int) -> None:
+        """Let go of copies that no process has had for a while."""
+        for key, copy in list(self._copies.items()):
+            copy.users = {process for process in copy.users if is_alive(process)}
+            if copy.users:
+                continue
+            if copy.unused_since_ns is None:
+                copy.unused_since_ns = now_ns
+            elif now_ns - copy.unused_since_ns >= UNUSED_NS:
+                self._release(key)
+
+    def _attach(self, path: Path) -> _Copy:
+        """Attach to one copy of the library; without success the pipes still tell."""
+        copy, before = _Copy(), self._program.attached
+        try:
+            copy.file = open_regular(path)
+            held, file = Path(f"/proc/self/fd/{copy.file}"), copy.file
+            symbols = find_symbols(lambda at, size: os.pread(file, size, at), HOOKS)
+            for prefix, function in HOOKS.items():
+                self._program.attach_uprobe(held, symbols.get(prefix, prefix), function)
+        except (ProbeError, ElfError, OSError) as error:
+            self.refusal = str(error)
+            self._detach(copy, before)
+            return copy
+        copy.targets = [target for target in self._program.attached if target not in before]
+        return copy
+
+    def _detach(self, copy: _Copy, before: tuple[str, ...]) -> None:
+        for target in reversed([target for target in self._program.attached if target not in before]):
+            self._program.detach(target)
+        if copy.file >= 0:
+            os.close(copy.file)
+        copy.file = -1
+
+    def _release(self, key: tuple[str, int]) -> None:
+        """The file is closed last: BCC finds what it attached by the file's symbols."""
+        copy = self._copies.pop(key)
+        self._detach(copy, tuple(target for target in self._program.attached if target not in copy.targets))
+
+    def close(self) -> None:
+        """Let go of all."""
+        for key in list(self._copies):
+            self._release(key)
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor for reading, or OSError where there stands no regular file of a library's size.
+
+    The place is opened first without what stands there (O_PATH), so that nothing happens before that is known.
+    """
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = os.fstat(place)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_BYTES:
+            raise OSError(errno.EINVAL, "no library: not a regular file, or one of many gigabytes", str(path))
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
