@@ -142,7 +142,7 @@ def _guardian(stack: contextlib.ExitStack, config: Config, root: str, journal: s
 def make_rearranger(stack: contextlib.ExitStack, config: Config, root: str, enforcer: Enforcer) -> Rearranger | None:
     """What reads ahead on disks with moving parts; its helper starts with the first job that needs it."""
     chosen = config.rearrange
-    if not chosen.enabled or config.mode == "observe":
+    if not chosen.enabled or config.mode == "observe" or not (chosen.read_ahead or chosen.defragment):
         return None
     own = "/" + chosen.cgroup.strip("/")
     mending = None
@@ -152,6 +152,7 @@ def make_rearranger(stack: contextlib.ExitStack, config: Config, root: str, enfo
     rearranger = Rearranger(
         HelperProcess(root, own, chosen.memory_mib << 20),
         stop_settings(config),
+        reads_ahead=chosen.read_ahead,
         mending=mending,
         read_ahead=enforcer,
         read_ahead_kilobytes=chosen.read_ahead_kb,
