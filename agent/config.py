@@ -171,13 +171,15 @@ class EnforcementSection(_Section, frozen=True):
 
 
 class RearrangeSection(_Section, frozen=True):
-    """Reading ahead on disks with moving parts, in enforce mode, by a helper in `cgroup`, within `memory_mib`.
+    """What is done on disks with moving parts, in enforce mode, by helpers in `cgroup`.
 
-    `read_ahead_kb`: the disk's own read-ahead meanwhile, where it is less; 0 leaves it alone. `defragment`: badly
-    fragmented files are made contiguous too, within `defragment_memory_mib` and this share of the disk.
+    `read_ahead`: what jobs read next is read ahead, within `memory_mib`; `read_ahead_kb`: the disk's own read-ahead
+    meanwhile, where it is less; 0 leaves it alone. `defragment`: badly fragmented files are made contiguous, within
+    `defragment_memory_mib` and this share of the disk.
     """
 
     enabled: bool = True
+    read_ahead: bool = True
     cgroup: str = "/prefetchd-rearrange"
     memory_mib: Annotated[int, msgspec.Meta(ge=24, le=65536)] = 192
     read_ahead_kb: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0

@@ -61,7 +61,7 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True)
 class CoreResult:
-    """One step: a report per job, the policy's decision, and how many jobs could not be evaluated."""
+    """One step: a report per job, the policy's decision, and what failed: jobs not evaluated, a policy that broke."""
 
     reports: Mapping[JobId, JobReport]
     decision: Decision
@@ -91,7 +91,8 @@ class Core:
         """Evaluate every job that has a sample and let the policy decide; jobs that are gone are forgotten at once.
 
         `enforced` tells whether the caps of the decision before stand: what was only planned holds nobody back.
-        One job whose sample cannot be evaluated is counted and reported without signals; it never stops the others.
+        One job whose sample cannot be evaluated is counted and reported without signals; it never stops the others, nor
+        does a policy that fails.
         """
         present = {job.id: job for job in jobs}
         self._learn_media(devices)
@@ -107,11 +108,16 @@ class Core:
                 reports[job.id] = self._report(
                     job, signals.get(job.id), used.get(job.id, {}), totals, caps.get(job.id, {}), devices
                 )
-            except (ValueError, ArithmeticError):
+            except Exception:  # whatever it is, the other jobs matter more
                 log.exception("job %s cannot be evaluated in this pass", job.name)
                 reports[job.id] = JobReport(job, None, None, None, {}, self._memory[job.id].starvation)
                 errors += 1
-        self._decide(now, reports, devices)
+        try:
+            self._decide(now, reports, devices)
+        except Exception:  # fail open: what a pass cannot decide is not capped, and the next one starts from nothing
+            log.exception("the policy failed, nothing is capped in this pass")
+            self._state, self._decision = self.policy.initial(), Decision({}, {}, {}, {})
+            errors += 1
         broken = violations(self._decision)
         if broken:
             log.error("the policy broke its own rules, nothing is capped in this pass: %s", "; ".join(broken))
@@ -135,7 +141,7 @@ class Core:
             try:
                 memory.signals, result[job] = derive(memory.sample, sample, memory.signals, self.settings.signals)
                 memory.sample = sample
-            except (ValueError, ArithmeticError):
+            except Exception:  # as above
                 log.exception("sample of job %s cannot be used; starting afresh with the next", present[job].name)
                 memory.sample = memory.signals = None
                 errors += 1

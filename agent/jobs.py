@@ -1,7 +1,8 @@
 """Which cgroups are training jobs, which are best effort, and what they are called.
 
 The first rule that matches a cgroup decides, training rules before best-effort ones. The outermost matching cgroup is
-the job; what lies below it belongs to it. Cgroups that hold the node itself are never taken, whatever the pattern says.
+the job, and what lies below it belongs to it; but none is best effort that holds a training job, since its cap would
+hold that back. Cgroups that hold the node itself are never taken, whatever the pattern says.
 """
 
 from __future__ import annotations
@@ -45,21 +46,31 @@ def no_pods(uid: str) -> PodInfo | None:
 
 def select_jobs(cgroups: Iterable[Cgroup], config: Config, pods: PodLookup = no_pods) -> tuple[Job, ...]:
     """Every job and best-effort cgroup among `cgroups`, outermost first; names are made unique."""
-    taken: set[str] = set()
-    jobs: list[Job] = []
+    training: dict[str, Job] = {}
+    best_effort: list[Job] = []
     for cgroup in sorted(cgroups, key=lambda one: (one.path.count("/"), one.path)):
-        if not taken.isdisjoint(ancestors(cgroup.path)):
-            continue
-        job = _match(cgroup, config, pods)
+        job = _match(cgroup, config, pods) if training.keys().isdisjoint(ancestors(cgroup.path)) else None
         if job is None:
             continue
         reason = protected(cgroup.path)
         if reason:
             log.debug("%s matches a rule but is left alone: %s", cgroup.path, reason)
-            continue
-        taken.add(cgroup.path)
-        jobs.append(job)
-    return _unique(jobs)
+        elif job.training:
+            training[job.path] = job
+        else:
+            best_effort.append(job)
+    holding = {above for path in training for above in ancestors(path)}
+    beside = _outermost(job for job in best_effort if job.path not in holding)
+    return _unique(sorted([*training.values(), *beside], key=lambda job: (job.path.count("/"), job.path)))
+
+
+def _outermost(jobs: Iterable[Job]) -> list[Job]:
+    """Those that lie below no other; an outer one comes before what lies below it."""
+    taken: dict[str, Job] = {}
+    for job in jobs:
+        if taken.keys().isdisjoint(ancestors(job.path)):
+            taken[job.path] = job
+    return list(taken.values())
 
 
 def _match(cgroup: Cgroup, config: Config, pods: PodLookup) -> Job | None:

@@ -147,6 +147,11 @@ def plan_window(wanted: Sequence[Range], extents: Mapping[FileId, Sequence[Exten
     return Window(tuple(sorted(pieces)), tuple(taken), over)
 
 
+IN_FLIGHT_BESIDE = 8
+"""Requests in hand of a disk that other jobs read from, up to which more is read ahead: enough for the drive to choose
+the nearest among, few enough that what somebody waits for is not behind a whole window of small pieces."""
+
+
 def helper_share(elastic_free: float, own: float, others: float, *, others_tight: bool, usable: float = 0.97) -> float:
     """The share of a device that reading ahead for one job may use.
 

@@ -258,6 +258,15 @@ class PipeReader:
         os.close(self._in)
 
 
+def in_flight(device: str) -> int:
+    """Requests that the disk (maj:min) has in hand, reads and writes; 0 where it is not told."""
+    try:
+        with open(f"/sys/dev/block/{device}/inflight", encoding="ascii") as file:  # noqa: PTH123
+            return sum(map(int, file.read().split()))
+    except (OSError, ValueError):
+        return 0
+
+
 def files_below(root: str, most: int, *, below: bool) -> list[str]:
     """Paths of at most `most` files in a folder, with all folders below it where `below`; links are left out."""
     found: list[str] = []

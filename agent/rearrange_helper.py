@@ -35,16 +35,23 @@ LOOK_SECONDS = 0.03
 TELL_SECONDS = 0.1
 LEASE_SECONDS = 3.0
 BURST_SECONDS = 0.05
+GIVE_WAY_SECONDS = 0.1
+"""The longest wait of one request for room in the disk's queue: where others keep it full, this still goes on."""
+POLL_SECONDS = 0.002
 OPEN_FILES = 4096
 
 
 class Target(NamedTuple):
-    """A job to read ahead for: the folder of its cgroup, its disks (maj:min), bytes/s that may be asked for."""
+    """A job to read ahead for: the folder of its cgroup, its disks (maj:min), bytes/s that may be asked for.
+
+    `in_flight`: see `agent.rearrange_process.Target`.
+    """
 
     job: int
     folder: str
     devices: frozenset[str]
     bytes_per_second: float
+    in_flight: int
 
 
 class Order(NamedTuple):
@@ -115,9 +122,19 @@ class Asker:
         if free_at > now:
             time.sleep(free_at - now)
         self._free_at[target.job] = free_at + missing / max(target.bytes_per_second, 1.0)
+        give_way(target)
         with suppress(OSError):
             files.ask_for(descriptor, piece.offset, piece.length)
             self.ahead_bytes[target.job] += missing
+
+
+def give_way(target: Target) -> None:
+    """Wait while a disk of the job has as much in hand as others can bear, but not for ever."""
+    end = time.monotonic() + GIVE_WAY_SECONDS
+    while target.in_flight and time.monotonic() < end:
+        if max(map(files.in_flight, target.devices), default=0) < target.in_flight:
+            return
+        time.sleep(POLL_SECONDS)
 
 
 class Helper:
@@ -148,7 +165,7 @@ class Helper:
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         found = (
-            Target(one["job"], one["folder"], frozenset(one["devices"]), one["bytes_per_second"])
+            Target(one["job"], one["folder"], frozenset(one["devices"]), one["bytes_per_second"], one["in_flight"])
             for one in message["targets"]
         )
         self._targets = {target.job: target for target in found}

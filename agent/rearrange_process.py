@@ -35,12 +35,16 @@ a cap would wait with it."""
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A job to serve: its cgroup's path, its disks (maj:min) with what may be used of each (bytes/s, requests/s)."""
+    """A job to serve: its cgroup's path, its disks (maj:min) with what may be used of each (bytes/s, requests/s).
+
+    `in_flight`: nothing more is asked of a disk that has so many requests in hand; 0 is as many as it takes.
+    """
 
     job: int
     path: str
     rates: Mapping[str, float]
     requests: Mapping[str, float] = field(default_factory=dict)
+    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,7 @@ class HelperBase(ABC, Generic[T]):
             "devices": sorted(one.rates),
             "bytes_per_second": round(min(one.rates.values(), default=0.0), -5),  # small changes are no message's worth
             "requests_per_second": round(min(one.requests.values(), default=0.0), 1),
+            "in_flight": one.in_flight,
         }
 
     def _cap(self, targets: Iterable[Target]) -> None:

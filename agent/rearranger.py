@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.policies.base import used_share
-from agent.rearrange import helper_share
+from agent.rearrange import IN_FLIGHT_BESIDE, helper_share
 from agent.rearrange_mending import Mending, Place
 from agent.rearrange_process import Served, Target, Told
 from agent.rearrange_stop import Disk, Judge, Reading, State, Stop, StopSettings, gate
@@ -114,6 +114,7 @@ class Rearranger:
         helper: Served[Told],
         settings: StopSettings,
         *,
+        reads_ahead: bool = True,
         mending: Mending | None = None,
         read_ahead: ReadAhead | None = None,
         read_ahead_kilobytes: int = 0,
@@ -121,6 +122,7 @@ class Rearranger:
     ) -> None:
         self._helper = helper
         self._settings = settings
+        self._reads_ahead = reads_ahead
         self._mending = mending
         self._read_ahead = read_ahead
         self._read_ahead_kilobytes = read_ahead_kilobytes
@@ -144,6 +146,8 @@ class Rearranger:
             log.warning("disks cannot be watched: %s", error)
             disks = {}
         self._mend(now, here)
+        if not self._reads_ahead:
+            return self._report()
         if here.mode != "enforce":
             return self._pretend(now, here, disks)
         for slot, one in self._slots.items():
@@ -246,7 +250,7 @@ class Rearranger:
         slots = {
             slot: Rearranged(
                 state="would" if one.would else str(one.judge.state),
-                why=one.judge.why,
+                why=one.judge.why if self._reads_ahead else "switched off",
                 ahead_bytes=one.earlier + one.last.ahead,
                 hit_ratio=one.judge.hit_ratio,
                 gain_seconds=one.judge.gain_seconds,
@@ -292,11 +296,17 @@ def _reading(now: float, slot: Slot, here: Pass, told: Told) -> Reading | None:
 def _targets(running: Mapping[Slot, _Slot], here: Pass) -> list[Target]:
     """One target per job, with the rate that it may have on each of its disks."""
     rates: dict[JobId, dict[str, float]] = {}
+    shared: set[JobId] = set()
     for slot, one in running.items():
         capacity = _capacity(slot, here)
         if capacity is not None:
             rates.setdefault(slot[0], {})[slot[1]] = _share(slot, one, here, len(running)) * capacity.rbps
-    return [Target(job, here.jobs[job].job.path, found) for job, found in rates.items()]
+            if any(_used((job, slot[1]), here) > 0.0 for job in here.jobs.keys() - {slot[0]}):
+                shared.add(slot[0])
+    return [
+        Target(job, here.jobs[job].job.path, found, in_flight=IN_FLIGHT_BESIDE if job in shared else 0)
+        for job, found in rates.items()
+    ]
 
 
 def _share(slot: Slot, one: _Slot, here: Pass, running: int) -> float:

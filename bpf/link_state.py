@@ -90,7 +90,14 @@ def _endpoint(address: str, port: int) -> str:
 
 
 def interface_packets() -> dict[str, int]:
-    """Packets received and sent since boot, by interface; the loopback is left out."""
+    """Packets received and sent since boot, by interface; the loopback is left out.
+
+    OSError where netlink cannot be asked or its answer makes no sense.
+    """
+    return _asked(_interface_packets)
+
+
+def _interface_packets() -> dict[str, int]:
     with IPRoute() as route:
         return _packets(route.get_links())
 

@@ -68,6 +68,23 @@ def take_lock(path: str, wait_seconds: float) -> int:
         return file
 
 
+def take_tree(root: str) -> int:
+    """Take the cgroup tree itself, whatever journal is used. Raises JournalBusy where somebody else enforces below it.
+
+    Two agents with journals of their own would each take the other's limits for an administrator's, and put them back
+    as such. The lock is on the folder's inode, so it holds across containers; a process's end gives it back.
+    """
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(folder)
+        raise JournalBusy(f"another prefetchd enforces below {root}, with a state directory of its own.") from error
+    except OSError:  # no such locks here: the journal's alone must do
+        pass
+    return folder
+
+
 def ignore_errors(action: Callable[[], object]) -> None:
     """For what is nice to have but must not stop a restore, on a full disk above all."""
     try:

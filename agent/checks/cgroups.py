@@ -26,7 +26,8 @@ class CgroupFacts:
 
     `jobs` are the cgroups that the rules select, `idle_rules` the patterns that select nothing now, `undelegated` maps
     a job's path to the ancestors that do not pass `io` on. `limits`, `latencies` and `weights` map a job's path to the
-    lines that somebody set there; `cost` holds the devices on which io.cost is on.
+    lines that somebody set there; `cost` holds the devices on which io.cost is on; `weighed` says whether the agent is
+    to steer any device by weights.
     """
 
     hierarchy: Hierarchy
@@ -40,6 +41,7 @@ class CgroupFacts:
     weights: Mapping[str, str] = field(default_factory=dict)
     cost: frozenset[str] = frozenset()
     enabling_allowed: bool = False
+    weighed: bool = False
 
 
 def gather(host: Host, config: Config) -> CgroupFacts:
@@ -65,6 +67,7 @@ def gather(host: Host, config: Config) -> CgroupFacts:
         | _set_lines(below, jobs, "io.bfq.weight", _has_weights),
         cost=parse_cost_qos(_text(f"{below}/io.cost.qos")),
         enabling_allowed=config.enforcement.enable_io_controller,
+        weighed=any("weight" in rule.actuator for rule in config.devices),
     )
 
 
@@ -114,6 +117,7 @@ def check(facts: CgroupFacts, *, agent_runs: bool) -> Iterator[Finding]:
     if facts.hierarchy.problem is None:
         yield _delegation(facts)
         yield from _conflicts(facts, agent_runs=agent_runs)
+        yield from _siblings(facts)
 
 
 def _hierarchy(facts: CgroupFacts) -> Finding:
@@ -189,6 +193,20 @@ def _conflicts(facts: CgroupFacts, *, agent_runs: bool) -> Iterator[Finding]:
         yield note("cgroup.io_cost", evidence, fix)
     else:
         yield ok("cgroup.io_cost", "off")
+
+
+def _siblings(facts: CgroupFacts) -> Iterator[Finding]:
+    """Weights divide what the parent gets among its children: across two parents they say nothing."""
+    parents = {_parent(job.path) for job in facts.jobs if job.training}
+    apart = [job.path for job in facts.jobs if not job.training and parents - {_parent(job.path)}]
+    if facts.weighed and apart:
+        evidence = f"weights count among siblings, and some training is no sibling of best effort{_some(apart)}"
+        fix = 'Start them below one parent, or set actuator = "io.max" under [[devices]].'
+        yield warning("cgroup.siblings", evidence, fix)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _foreign(name: str, found: Mapping[str, str], meaning: str, fix: str) -> Finding:

@@ -19,6 +19,7 @@ from agent import garbage, systemd
 from agent.__main__ import version
 from agent.commands import options
 from agent.commands.wiring import (
+    be_the_only_one,
     make_endpoint,
     make_enforcer,
     make_pods,
@@ -176,7 +177,8 @@ def _only_instance(state: Path) -> Iterator[None]:
             file.seek(0)
             other = file.read().decode("ascii", "replace").strip() or "unknown"
             raise PrefetchdError(
-                f"Another agent runs on this node (pid {other}); stop it or use another state_directory."
+                f"Another agent runs on this node (pid {other}); stop it, or use another state_directory "
+                "to observe beside it."
             ) from None
         with contextlib.suppress(OSError):  # no room on the disk: the lock holds without its owner's number
             file.truncate(0)
@@ -194,6 +196,8 @@ def _serve(
 ) -> int:
     _refuse_early(config, args)
     mode = config.mode
+    if mode == "enforce":
+        be_the_only_one(stack, root)
     journal, restored = recover_journal(config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
     devices = NamedDevices(config.devices, Mounts(Devices()), root, config.loop.scan_seconds)

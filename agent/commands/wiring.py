@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -40,6 +41,7 @@ from cgroup.errors import CgroupError
 from cgroup.files import KernelFiles
 from cgroup.guardian import Guardian
 from cgroup.journal import Journal
+from cgroup.journal_lock import take_tree
 from cgroup.plan import Rules
 from cgroup.restore import recover
 
@@ -75,6 +77,14 @@ def make_pods(stack: contextlib.ExitStack) -> kube.PodWatch | None:
         stack.callback(watch.close)
         watch.wait(2.0)
     return watch
+
+
+def be_the_only_one(stack: contextlib.ExitStack, root: str) -> None:
+    """Raise CannotEnforceError where another agent enforces on this node; keep others from it until the end."""
+    try:
+        stack.callback(os.close, take_tree(root))
+    except CgroupError as error:
+        raise CannotEnforceError(f"Nothing can be enforced here: {error} Stop it, or observe only.") from None
 
 
 def recover_journal(config: Config, root: str, mode: Mode) -> tuple[Journal | None, int]:
@@ -132,7 +142,7 @@ def _guardian(stack: contextlib.ExitStack, config: Config, root: str, journal: s
 def make_rearranger(stack: contextlib.ExitStack, config: Config, root: str, enforcer: Enforcer) -> Rearranger | None:
     """What reads ahead on disks with moving parts; its helper starts with the first job that needs it."""
     chosen = config.rearrange
-    if not chosen.enabled or config.mode == "observe":
+    if not chosen.enabled or config.mode == "observe" or not (chosen.read_ahead or chosen.defragment):
         return None
     own = "/" + chosen.cgroup.strip("/")
     mending = None
@@ -142,6 +152,7 @@ def make_rearranger(stack: contextlib.ExitStack, config: Config, root: str, enfo
     rearranger = Rearranger(
         HelperProcess(root, own, chosen.memory_mib << 20),
         stop_settings(config),
+        reads_ahead=chosen.read_ahead,
         mending=mending,
         read_ahead=enforcer,
         read_ahead_kilobytes=chosen.read_ahead_kb,

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from agent import rearrange_files as files
-from agent.rearrange import Extent, Skip
+from agent import rearrange_helper
+from agent.rearrange import Extent, Piece, Skip
 from agent.rearrange_process import HelperProcess, MoverProcess, Target
 from cgroup.devices import Devices
 from tests.native import workload
@@ -174,6 +175,39 @@ def test_no_faster_than_it_may(helper, opener, folder, device):
     began = time.monotonic()
     serve(helper, cgroup, device, until=lambda: told(helper) and told(helper).ahead >= 7 * MIB, rate=8 * MIB)
     assert 0.6 < time.monotonic() - began < 3.0
+
+
+def test_while_the_disk_has_much_in_hand_it_asks_for_little(folder, monkeypatch):
+    path = cold_file(folder / "shard", 2 * MIB)
+    status = path.stat()
+    target = rearrange_helper.Target(1, "", frozenset({"8:0"}), 1e9, 8)
+    monkeypatch.setattr(files, "in_flight", lambda device: {"8:0": 8}[device])
+    pieces = tuple(Piece(at, (status.st_dev, status.st_ino), at, MIB) for at in (0, MIB))
+    asker, began = rearrange_helper.Asker(), time.monotonic()
+    asker.put(rearrange_helper.Order(target, pieces, {pieces[0].file: str(path)}))
+    while asker.ahead_bytes[1] < 2 * MIB:
+        assert time.monotonic() < began + 5
+        time.sleep(0.001)
+    assert time.monotonic() - began >= 2 * rearrange_helper.GIVE_WAY_SECONDS
+    began = time.monotonic()
+    rearrange_helper.give_way(target._replace(in_flight=9))
+    rearrange_helper.give_way(target._replace(in_flight=0))
+    assert time.monotonic() - began < rearrange_helper.GIVE_WAY_SECONDS
+
+
+def test_what_a_disk_has_in_hand(folder, device):
+    path = cold_file(folder / "shard", 32 * MIB)
+    assert files.in_flight("0:0") == 0
+    most = 0
+    for _ in range(20):
+        evict(path)
+        with path.open("rb") as file:
+            for at in range(0, 32 * MIB, MIB):
+                files.ask_for(file.fileno(), at, MIB)
+                most = max(most, files.in_flight(device))
+        if most:
+            break
+    assert 0 < most < 10_000
 
 
 def test_what_is_left_out_is_counted_with_its_reason(helper, opener, folder, device):

@@ -23,6 +23,8 @@ from tests.lab.rearrange_runs import agent_of, drop_caches, rows_of, started, st
 pytestmark = [pytest.mark.guest, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 DISKS = {"ext4": "hdd0", "xfs": "hdd2"}
+ALONE = {"ext4": (), "xfs": ("read_ahead = false",)}
+"""On xfs reading ahead alone ends the victim's starvation before the files are moved, so there it is switched off."""
 SETTLED_SECONDS = 6.0
 SECONDS = 24.0
 BESIDE_SECONDS = 66.0
@@ -142,8 +144,9 @@ def test_fragmented_files_become_contiguous_and_nobody_else_waits(before, data, 
     files = sorted(was["folder"].iterdir())
     sums = checksums(was["folder"])
     assert all(pieces(path) > FRAGMENTED_BYTES // FRAGMENT // 2 for path in files)
+    lines = ("defragment = true", f"defragment_ratio = {SHARE}", *ALONE[kind])
     with (
-        agent_of(tmp_path, find_disk(DISKS[kind]).number, "defragment = true", f"defragment_ratio = {SHARE}", **AHEAD),
+        agent_of(tmp_path, find_disk(DISKS[kind]).number, *lines, **AHEAD),
         jobs(MOVING_SECONDS, victim=was["folder"], other=data(kind) / "many") as logs,
     ):
         wait_until(lambda: moving().get("running"), 60)

@@ -96,6 +96,31 @@ def test_a_sample_out_of_order_costs_one_job_one_pass(core, caplog):
     assert core.step(3.1, {1: sample(1, 11)}, [job(1)], VIEW).errors == 0
 
 
+def test_a_job_that_no_one_thought_of_does_not_stop_the_others(core):
+    """Something that is no sample at all stands for what a probe may get wrong one day."""
+    run(core, [job(1), job(2)], range(10))
+    result = core.step(2.0, {1: sample(1, 10), 2: JobSample(2, None)}, [job(1), job(2)], VIEW)
+    assert (result.errors, result.reports[2].health) == (1, None)
+    assert result.reports[1].health is not None
+
+
+def test_a_policy_that_fails_caps_nobody_and_starts_afresh(core, caplog):
+    run(core, [job(1)], range(10))
+    step, failing = core.policy.step, [True]
+
+    def fail(state, view):
+        if failing.pop():
+            raise KeyError("a device that was there a moment ago")
+        return step(state, view)
+
+    core.policy.step = fail
+    result = core.step(2.0, {1: sample(1, 10)}, [job(1)], VIEW)
+    assert (result.errors, result.decision) == (1, Decision({}, {}, {}, {}))
+    assert "the policy failed" in caplog.text
+    failing.append(False)
+    assert core.step(2.1, {1: sample(1, 11)}, [job(1)], VIEW).errors == 0
+
+
 def test_a_device_without_capacity_is_observed_only(core):
     view = {DISK: replace(VIEW[DISK], info=replace(VIEW[DISK].info, capacity=None))}
     for tick in range(30):

@@ -11,6 +11,7 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.checks import agent as agent_checks
@@ -48,6 +49,7 @@ GOOD_RUNTIME = runtime.RuntimeFacts(
 GOOD_CGROUPS = cgroups.CgroupFacts(
     Hierarchy("v2", "/sys/fs/cgroup"), rules=1, jobs=(Job(7, "a", "/prefetchd.slice/a", training=True),)
 )
+APART = (Job(7, "a", "/prefetchd.slice/a", training=True), Job(8, "scan", "/batch.slice/scan", training=False))
 GOOD_STATE = state.StateFacts(
     directory="/run/prefetchd",
     folder="/run",
@@ -174,12 +176,19 @@ def test_runtime(name, changes, result, fix):
         ("cgroup.io_latency", {"latencies": {"/a": "io.latency: 8:0 target=5"}}, Result.WARNING, "target=0"),
         ("cgroup.io_weight", {"weights": {"/a": "io.weight: default 500"}}, Result.WARNING, "actuator"),
         ("cgroup.io_cost", {"cost": frozenset({"8:0"})}, Result.NOTE, "io.cost.qos"),
+        ("cgroup.siblings", {"weighed": True, "jobs": APART}, Result.WARNING, 'actuator = "io.max"'),
     ],
 )
 def test_cgroups(name, changes, result, fix):
     finding = named(judge_cgroups(**changes), name)
     assert finding.result is result
     assert fix in finding.fix
+
+
+def test_weights_are_fine_among_siblings_and_caps_anywhere():
+    beside = (APART[0], replace(APART[1], path="/prefetchd.slice/scan"))
+    for changes in ({"weighed": True, "jobs": beside}, {"weighed": False, "jobs": APART}):
+        assert "cgroup.siblings" not in [one.name for one in judge_cgroups(**changes)]
 
 
 def test_limits_of_the_running_agent_are_no_conflict():
@@ -452,6 +461,9 @@ def test_gathering_from_a_made_up_host(tmp_path):
     assert groups.weights == {}
     assert groups.cost == {"259:0"}
     assert groups.idle_rules == ("/batch.slice/*",)
+    assert not groups.weighed
+    rule = DeviceRule(device="/dev/sda", medium="hdd", actuator="io.bfq.weight")
+    assert cgroups.gather(host, msgspec.structs.replace(config, devices=(rule,))).weighed
     mounts = remote.gather(host)
     assert mounts.nfs_mounts == ("/mnt/d",)
     assert mounts.events == frozenset()

@@ -63,6 +63,14 @@ def test_what_lies_below_a_job_belongs_to_it():
     ]
 
 
+def test_best_effort_never_holds_a_training_job():
+    """A cap on the outer one would hold back the job inside, which nobody would even measure."""
+    rules = '[[jobs]]\ncgroup = "/work.slice/**/train-*"\n[[best_effort]]\ncgroup = "/**"'
+    paths = ["", "/u1", "/u1/train-a", "/u1/train-a/worker", "/u1/scan", "/u2", "/u2/scan", "/u2/deep/scan"]
+    found = {job.path: job.training for job in select(*[f"/work.slice{path}" for path in paths], config=parse(rules))}
+    assert found == {"/work.slice/u1/train-a": True, "/work.slice/u1/scan": False, "/work.slice/u2": False}
+
+
 def test_pod_without_known_labels_is_best_effort_by_the_later_rule():
     (job,) = select(POD)
     assert (job.name, job.training) == (UID, False)

@@ -12,6 +12,7 @@ from agent.core import CoreResult
 from agent.explanation import explain
 from agent.loop import Loop
 from agent.metrics import ReportCollector
+from agent.rearrange import IN_FLIGHT_BESIDE
 from agent.rearrange_process import Told
 from agent.rearrange_stop import Stop, StopSettings
 from agent.rearranger import DiskWatch, Pass, Rearranger
@@ -166,6 +167,30 @@ def test_beside_a_job_that_starves_too_it_keeps_to_the_elastic_part_and_what_the
     node.scores[2] = 90.0
     node.run(0.1)
     assert node.helper.targets[0].rates[HDD] == pytest.approx((0.97 - 0.1) * CAPACITY.rbps)
+
+
+def test_beside_a_job_that_reads_too_it_leaves_the_disks_queue_short(node):
+    node.run(2)
+    assert node.helper.targets[0].in_flight == 0, "nobody else reads from it"
+    node.jobs = (1, 2)
+    node.run(0.1)
+    assert node.helper.targets[0].in_flight == IN_FLIGHT_BESIDE
+    node.used[2] = 0.0
+    node.run(0.1)
+    assert node.helper.targets[0].in_flight == 0
+
+
+def test_switched_off_it_reads_nothing_ahead_and_files_are_moved_all_the_same(caplog):
+    caplog.set_level("INFO")
+    mending = SimpleNamespace(steps=[], mended=dict, leaves={}, stops={}, problem="")
+    mending.step = lambda now, asked, places, may: mending.steps.append((asked, may))
+    node = Node(reads_ahead=False, mending=mending)
+    for node.mode in ("dry-run", "enforce"):
+        assert node.run(3) == "idle"
+    assert node.last.slots[SLOT].why == "switched off"
+    assert node.helper.starts == 0
+    assert mending.steps[-1] == (node.asked, True)
+    assert not [line for line in caplog.messages if "ahead" in line]
 
 
 def test_a_dry_run_says_what_it_would_do(node, caplog):

@@ -1,5 +1,6 @@
 """What `prefetchd run` checks and prepares before anything is attached."""
 
+import contextlib
 import os
 import resource
 import subprocess
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.commands import run
+from agent.commands.wiring import be_the_only_one
 from agent.config import Config, ConfigError
 from agent.errors import CannotEnforceError, PrefetchdError
 from agent.recording import refuse_other_file
@@ -144,3 +146,13 @@ def test_the_lock_holds_on_a_disk_without_room_for_the_number_of_its_owner(tmp_p
         other = rf"Another agent runs on this node \(pid {os.getpid()}\); stop it"
         with pytest.raises(PrefetchdError, match=other), run._only_instance(tmp_path):
             pass
+
+
+def test_two_agents_never_enforce_on_one_node(tmp_path):
+    """Each would take the other's limits for an administrator's, and put them back when it ends."""
+    with contextlib.ExitStack() as first:
+        be_the_only_one(first, str(tmp_path))
+        with contextlib.ExitStack() as second, pytest.raises(CannotEnforceError, match="another prefetchd enforces"):
+            be_the_only_one(second, str(tmp_path))
+    with contextlib.ExitStack() as third:
+        be_the_only_one(third, str(tmp_path))

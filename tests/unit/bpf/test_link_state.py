@@ -5,7 +5,7 @@ import struct
 import time
 
 import pytest
-from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.exceptions import NetlinkDecodeError, NetlinkError
 
 from bpf import link_state
 from bpf.link_state import Connection, LinkProbe, Links, interface_packets, read_connections
@@ -241,3 +241,19 @@ def test_interfaces_with_odd_names_or_without_counters(monkeypatch):
 
     monkeypatch.setattr(link_state, "IPRoute", Route)
     assert interface_packets() == {"eth0": 5, "\\xff\\xfe0": 5}
+
+
+@pytest.mark.parametrize("fault", [NetlinkError(errno.EBUSY, "busy"), NetlinkDecodeError(KeyError("IFLA"))])
+def test_interfaces_that_cannot_be_asked_for_are_no_end_of_the_loop(monkeypatch, fault):
+    """None of pyroute2's errors is an OSError, and the loop asks once a second."""
+
+    class Refusing:
+        def __enter__(self):
+            raise fault
+
+        def __exit__(self, *_):
+            """Never entered."""
+
+    monkeypatch.setattr(link_state, "IPRoute", Refusing)
+    with pytest.raises(OSError, match="makes no sense"):
+        interface_packets()

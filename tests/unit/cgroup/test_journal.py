@@ -13,6 +13,7 @@ from cgroup import journal as journal_module
 from cgroup.enforce import Enforcer
 from cgroup.errors import JournalBusy, JournalError, JournalFull
 from cgroup.journal import Entry, Journal, read_journal, replay
+from cgroup.journal_lock import take_tree
 from cgroup.lines import Limit, Line, line_of
 from cgroup.restore import recover, restore_entries
 from tests.contract.nodes import FakeNode
@@ -188,6 +189,14 @@ def test_who_took_the_lock_over_keeps_it(path, journal):
         second.communicate(b"\n")
     journal.record([entry(2, 6)])
     assert len(read_journal(path).entries) == 2
+
+
+def test_a_tree_has_one_enforcing_agent_whatever_journal_it_uses(tmp_path):
+    held = take_tree(str(tmp_path))
+    with pytest.raises(JournalBusy, match="another prefetchd enforces below"):
+        take_tree(str(tmp_path))
+    os.close(held)
+    os.close(take_tree(str(tmp_path)))
 
 
 def test_a_lock_is_not_a_link_to_somewhere(tmp_path):
