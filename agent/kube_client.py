@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,11 @@ WATCH_SECONDS = 240
 WATCH_GRACE_SECONDS = 30.0
 REPEAT_SECONDS = 1.0
 """Least time between two requests: a server that ends every watch at once is not asked in a tight loop."""
+PODS_PER_PAGE = 50
+MOST_PODS = 5000
+MOST_BYTES = 32 << 20
+"""Of a page, and of one change: a pod has at most 1.5 MB in etcd. What is longer is no answer, and would be the agent's
+end where its memory is limited."""
 OWN_ANNOTATIONS = "prefetchd.io/"
 STATIC_POD_UID = "kubernetes.io/config.hash"
 """Annotation with the UID that the kubelet gave a static pod (pkg/kubelet/types/pod_update.go)."""
@@ -71,8 +77,12 @@ class PodSession:
     def list(self) -> tuple[str, list[Pod]]:
         """All pods of the node, and the version from which changes follow."""
         try:
-            found = self._client.list(ApiPod, namespace="*", fields={"spec.nodeName": self._server.node})
-            pods = [_pod(one) for one in found]
+            found = self._client.list(
+                ApiPod, namespace="*", fields={"spec.nodeName": self._server.node}, chunk_size=PODS_PER_PAGE
+            )
+            pods = [_pod(one) for one in islice(found, MOST_PODS + 1)]
+            if len(pods) > MOST_PODS:
+                raise ValueError(f"more than {MOST_PODS} pods of one node")  # noqa: TRY301 - explained like the others
             version = found.resourceVersion
         except Exception as error:  # what an API server, or a proxy before it, may send has no bounds
             raise self._explain(error) from error
@@ -155,6 +165,27 @@ def _context(authority: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(authority) if authority.exists() else None)
 
 
+class _Bounded(httpx.SyncByteStream):
+    """An answer of at most MOST_BYTES, or (`by_line`) of lines of at most so many."""
+
+    def __init__(self, stream: httpx.SyncByteStream, *, by_line: bool) -> None:
+        self._stream = stream
+        self._by_line = by_line
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = 0
+        for part in self._stream:
+            ends = self._by_line and b"\n" in part
+            if size + (part.index(b"\n") if ends else len(part)) > MOST_BYTES:
+                raise httpx.DecodingError(f"longer than {MOST_BYTES} bytes")
+            size = len(part) - part.rindex(b"\n") if ends else size + len(part)
+            yield part
+
+    def close(self) -> None:
+        """Close what is read from."""
+        self._stream.close()
+
+
 class _Transport(httpx.HTTPTransport):
     """Bounds what lightkube leaves open: how long a watch may be silent, how soon an ended one is asked for again."""
 
@@ -180,7 +211,9 @@ class _Transport(httpx.HTTPTransport):
         if self.interrupted:
             raise httpx.ReadError("interrupted", request=request)
         request.extensions["trace"] = self._trace
-        return super().handle_request(request)
+        response = super().handle_request(request)
+        response.stream = _Bounded(cast("httpx.SyncByteStream", response.stream), by_line="watch" in request.url.params)
+        return response
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
         """Keep the connection's stream as soon as there is one (httpcore's `trace` extension)."""

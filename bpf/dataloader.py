@@ -58,9 +58,9 @@ _WAITS = ("syscalls:sys_exit_futex", "syscalls:sys_enter_futex")
 _PIPES_ONLY = "stalls are seen on the pipes only"
 _LOOKS_PER_READ = 8
 _MAX_CANDIDATES = 4096
-MAX_EVENTS_PER_READ = 5_000
-"""Some 50 ms of work, and five times what a hundred fast loaders tell in the time between two reads. What is more stays
-in the ring, and is lost there when that is full: a flood may blind the probe, but must not hold up the agent."""
+MAX_EVENTS_PER_READ = 10_000
+"""A ring that is full, some 100 ms of work. What comes meanwhile stays there, and is lost when it is full again: a
+flood may blind the probe, but must not hold up the agent."""
 
 _LOOK_AGAIN_NS = tuple(500_000_000 << n for n in range(10))
 """A process shows itself when Python starts; PyTorch comes seconds later, from slow storage minutes."""
@@ -81,7 +81,7 @@ class Limits(NamedTuple):
     processes: int = 16384
     ring_pages: int = 256
     events_per_second: int = 4000
-    job_events_per_second: int = 20_000
+    job_events_per_second: int = 30_000
 
 
 class _Candidate(NamedTuple):
@@ -171,9 +171,12 @@ class DataLoaderProbe:
         self._model.keep(self._owners.ids)
 
     def _detach_tracepoints(self, program: Program) -> None:
+        """From now on processes end unseen, and others get their numbers: none is known any longer."""
         self._model.see_waits(sees=False)
         for tracepoint in (*self._tracepoints, *_WAITS):
             program.detach(f"tracepoint:{tracepoint}")
+        program.map("processes").clear()
+        self._candidates.clear()
 
     def _trace_waits(self, program: Program) -> None:
         """Trace futex calls while some loop needs it."""

@@ -81,10 +81,13 @@ class DataLoaderModel:
         return tuple(streams)
 
     def keep(self, cgroup_ids: Collection[int]) -> None:
-        """Drop the processes of all other cgroups."""
+        """Drop the processes of all other cgroups; where there is none, workers too: their ends are no longer told."""
         for trainer in list(self._trainers.values()):
             if trainer.cgroup_id not in cgroup_ids:
                 self._forget(trainer)
+        if not cgroup_ids:
+            self._workers.clear()
+            self._orphans.clear()
 
     def lose(self) -> None:
         """Events were lost: nobody knows any longer where the loops stand."""

@@ -327,6 +327,19 @@ def test_processes_that_come_and_go_are_not_remembered(loader, make_cgroup):
     probe.close()
 
 
+def test_nobody_is_known_once_nobody_is_managed(loader, make_cgroup):
+    """A number that is used again would pass for a process that was told of."""
+    cgroup, probe = make_cgroup(), DataLoaderProbe(loader)
+    probe.manage([cgroup.stat().st_ino])
+    with running(CROWD, cgroup):
+        probe.read(time.monotonic_ns())
+        assert len(probe._program.map("processes")) > 0
+        probe.manage([])
+        assert len(probe._program.map("processes")) == 0
+        assert not probe._candidates
+    probe.close()
+
+
 def test_a_job_that_floods_leaves_room_for_others(loader, make_cgroup):
     cgroup = make_cgroup()
     probe = DataLoaderProbe(loader, limits=Limits(events_per_second=10_000_000, job_events_per_second=100))
@@ -341,7 +354,7 @@ def test_a_job_that_floods_leaves_room_for_others(loader, make_cgroup):
 def test_a_read_has_an_end_however_much_is_told(loader, make_cgroup, monkeypatch):
     """The ring may be filled as fast as it is read."""
     cgroup, seen = make_cgroup(), []
-    plenty = Limits(events_per_second=10_000_000, job_events_per_second=10_000_000)
+    plenty = Limits(ring_pages=1024, events_per_second=10_000_000, job_events_per_second=10_000_000)
     probe = DataLoaderProbe(loader, hooks=False, limits=plenty)
     probe.manage([cgroup.stat().st_ino])
     monkeypatch.setattr("bpf.dataloader.decode_event", lambda record: seen.append(1) or decode_event(record))

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from agent import kube_client
 from agent.kube import PROBE, KubeError, PodWatch, from_environment
 from agent.kube_client import ApiServer
 from bpf.samples import ProbeState
@@ -210,6 +211,32 @@ def test_a_pod_that_is_none_is_reported_and_got_over(server, watch_of, wrong, wa
     assert eventually(lambda: watch.status().state is ProbeState.ATTACHED)
     assert watch("uid-1").name == "bert-0"
     assert watch("uid-9") is None
+
+
+def test_an_answer_without_an_end_is_reported_and_got_over(server, watch_of, monkeypatch):
+    """A list, and a change: either would fill the memory."""
+    monkeypatch.setattr(kube_client, "MOST_BYTES", 20_000)
+    huge = pod("huge-0", "uid-9", annotations={"other": "x" * 30_000})
+    server.pods["uid-9"] = huge
+    watch = watch_of(server.port)
+    assert eventually(lambda: "longer than 20000 bytes" in watch.status().why)
+    server.pods.pop("uid-9")
+    assert eventually(lambda: watch.status().state is ProbeState.ATTACHED)
+    server.events.put({"type": "ADDED", "object": huge})
+    assert eventually(lambda: "longer than 20000 bytes" in watch.status().why)
+    assert eventually(lambda: watch.status().state is ProbeState.ATTACHED)
+    for number in range(100):
+        server.put(pod(f"small-{number}", f"uid-{number + 10}"))
+    assert eventually(lambda: watch("uid-109") is not None), "many small changes have no end either, and may have none"
+
+
+def test_more_pods_than_a_node_has_are_reported(server, watch_of, monkeypatch):
+    monkeypatch.setattr(kube_client, "MOST_PODS", 3)
+    for number in range(4):
+        server.pods[number] = pod(f"more-{number}", f"uid-{number}")
+    watch = watch_of(server.port)
+    assert eventually(lambda: "more than 3 pods" in watch.status().why)
+    assert server.asked(watch=False)[0]["query"]["limit"] == "50"
 
 
 def test_no_service_account_is_reported(watch_of, server, account):

@@ -494,6 +494,19 @@ def test_a_thread_for_each_epoch_is_not_remembered():
     assert 1 < len(trainer._last_loader) <= 65
 
 
+def test_a_trainer_with_the_number_of_a_worker_that_ended_unseen_is_seen():
+    """While nobody is managed nothing is told, ends neither."""
+    script, model = Script(), DataLoaderModel()
+    train(script, Loader(script, workers=1).iterate(3))
+    Seen(script.events(), model=model)
+    (worker,) = {event.process for event in script.events()} - {script.process}
+    model.keep([])
+    later = Script(process=worker, pids=itertools.count(50_000), pipes=itertools.count(60_000))
+    train(later, Loader(later).iterate(5))
+    seen = Seen(later.events(), after=3000 * MS, model=model)
+    assert {name: stream.iterations for name, stream in seen.last.items()} == {f"{worker}/0": 5}
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_sequence_of_events_breaks_it(data):
