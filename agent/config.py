@@ -118,7 +118,7 @@ class LoopSection(_Section, frozen=True):
 
     interval_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=5)] = 0.1
     scan_seconds: Positive = 10.0
-    timer_seconds: Positive = 1.0
+    timer_seconds: Annotated[float, msgspec.Meta(ge=0.01, lt=_ENDLESS)] = 1.0
     stale_seconds: Positive = 3.0
     heartbeat_seconds: Positive = 5.0
 

@@ -22,6 +22,7 @@ from agent.policies.base import (
     rearrangements,
     stuck_iterations,
     used_share,
+    written_share,
 )
 from agent.policies.best_effort import Neighbour
 from agent.policies.contention import DeviceState, Member, Outcome, decide
@@ -211,17 +212,19 @@ class Adaptive:
         """(what the job wants, what of it is consumption), as shares.
 
         What a well job consumes is smoothed and its refill does not count, or every dip of a full queue would move
-        the caps of others; what a tight one needs counts in full and at once.
+        the caps of others; what a tight one needs counts in full and at once. A cap holds writes back as well as reads,
+        so who writes more than it needs to read wants that.
         """
         need, slot = use.job.need.get(use.name), use.slot
         if need is None:
             return self._guess(use.job.signals, use.used, fair), None
         if not self.settings.switches.feed_forward:
             return (max(fair, 1.25 * use.used) if slot.found is None else slot.found), None
-        full = need_share(need, use.capacity)
-        now = full * _steady_part(use.job.signals, use.name, need)
+        written = written_share(use.job.signals.devices[use.name], use.capacity)
+        read = need_share(need, use.capacity)
+        now = max(read * _steady_part(use.job.signals, use.name, need), written)
         steady = now if slot.steady is None else slot.steady + weight * (now - slot.steady)
-        refill = full - steady
+        refill = max(read, written) - steady
         refill = refill * self._urgency(use.job.health.score) if refill > 0.0 else 0.0
         return (steady + refill) * (1.0 + slot.trim), steady
 

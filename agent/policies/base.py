@@ -116,11 +116,14 @@ class Moment(NamedTuple):
 def used_share(device: DeviceSignals, capacity: Capacity) -> float:
     """What a cgroup uses of a device, in its busiest dimension: the share at which a cap would begin to bind."""
     share, requests = device.read_bytes_per_second / capacity.rbps, device.read_requests_per_second / capacity.riops
-    share = max(share, requests)
-    if device.write_requests_per_second > 0.0 or device.write_bytes_per_second > 0.0:  # rare in training
-        written = device.write_bytes_per_second / capacity.wbps
-        share = max(share, written, device.write_requests_per_second / capacity.wiops)
-    return share
+    return max(share, requests, written_share(device, capacity))
+
+
+def written_share(device: DeviceSignals, capacity: Capacity) -> float:
+    """What a cgroup writes to a device, as a share in the busier dimension; rare in training but for checkpoints."""
+    if device.write_requests_per_second > 0.0 or device.write_bytes_per_second > 0.0:
+        return max(device.write_bytes_per_second / capacity.wbps, device.write_requests_per_second / capacity.wiops)
+    return 0.0
 
 
 def need_share(need: Need, capacity: Capacity) -> float:

@@ -40,6 +40,7 @@ def test_shipped_examples_are_valid_when_uncommented():
         ("[loop]\ninterval_seconds = 9", ["loop.interval_seconds", "9"]),
         ("[loop]\ninterval_seconds = 2", ["loop.interval_seconds 2", "half of loop.stale_seconds 3"]),
         ("[loop]\nheartbeat_seconds = 0.1", ["loop.interval_seconds 0.1", "half of loop.heartbeat_seconds 0.1"]),
+        ("[loop]\ntimer_seconds = 1e-10", ["loop.timer_seconds", "1e-10", "0.01"]),
         ("[pid.ssd]\nkq = 1", ["pid.ssd.kq", "kp, ki, kd"]),
         ("[enforcement]\nfloor_ratio = 1.0", ["floor_ratio", "1.0"]),
         ("[health]\nqueue_weight=0\nlatency_weight=0\nvariation_weight=0\ndemand_weight=0", ["weights", "zero"]),

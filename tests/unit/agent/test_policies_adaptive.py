@@ -474,3 +474,14 @@ def test_a_loop_that_stands_still_wants_nothing_unless_its_iterations_take_that_
     going_on = still | {"used": 0.1, "new_iteration": True}
     decision = run.step(job_view(1, **VICTIM), job_view(2, **going_on), neighbours=(neighbour_view(9, 0.75),))
     assert decision.entitlements[2, SSD].regular == pytest.approx(0.4, abs=0.03)
+
+
+def test_a_job_that_also_writes_is_not_capped_below_what_it_writes():
+    """One cap holds in every dimension: what is enough for its reads throttled its writes to a third."""
+    run = Run()
+    donor = job_view(2, score=90.0, used=0.1, need=0.1)
+    writing = donor.signals.devices[SSD]._replace(write_bytes_per_second=0.3 * CAPACITY.wbps)
+    donor = donor._replace(signals=donor.signals._replace(devices={SSD: writing}))
+    caps = [decision.quotas.get((2, SSD)) for decision in run.steps(50, job_view(1, **VICTIM), donor)]
+    assert [cap.share for cap in caps if cap is not None and cap.share < 0.3] == []
+    assert any(cap is not None for cap in caps), "it is healthy, so it is capped"
