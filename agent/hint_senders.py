@@ -65,8 +65,8 @@ def cgroup_ids(proc_root: Path, cgroup_root: Path, pid: int) -> tuple[int, ...]:
     Empty where the process has none under `cgroup_root` (outside this cgroup namespace, or removed meanwhile).
     Raises OSError when the process is gone.
     """
-    text = (proc_root / str(pid) / "cgroup").read_text(encoding="utf-8", errors="surrogateescape")
-    path = next((line[3:] for line in text.splitlines() if line.startswith("0::/")), "/")
+    lines = (proc_root / str(pid) / "cgroup").read_bytes().split(b"\n")  # of what ends a line, names lack this alone
+    path = next((os.fsdecode(line[3:]) for line in lines if line.startswith(b"0::/")), "/")
     parts = path.strip("/").split("/")
     if ".." in parts or parts == [""]:
         return ()

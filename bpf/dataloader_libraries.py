@@ -69,7 +69,7 @@ class Libraries:
         folder = self._proc_root / str(process)
         if any(_waits(thread) for thread in islice((folder / "task").glob("[0-9]*/stat"), _MOST_THREADS)):
             return False
-        for line in (folder / "maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        for line in map(os.fsdecode, (folder / "maps").read_bytes().split(b"\n")):  # in paths that alone is escaped
             if not line.endswith(LIBRARY):
                 continue
             _, _, _, device, inode, path = line.split(maxsplit=5)

@@ -164,7 +164,7 @@ class MountProbe(ABC):
 
 def _mount_lines() -> list[str]:
     """Lines of mountinfo. A mount point may be called by any bytes: whoever may mount FUSE may choose them."""
-    return MOUNTINFO.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+    return MOUNTINFO.read_bytes().decode(errors="backslashreplace").split("\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,17 @@ def test_no_cgroup_under_the_root_is_nobody(node, path):
     assert cgroup_ids(node.proc, node.cgroups, os.getpid()) == ()
 
 
+@pytest.mark.parametrize("sign", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
+def test_a_name_that_looks_like_another_line_is_a_name(node, sign):
+    """Whoever may make cgroups of a v1 hierarchy, which come first, could speak for any job."""
+    job, own = node.cgroup("victim"), node.cgroup("own")
+    node.place(7, "/own", ticks=1)
+    (node.proc / "7" / "cgroup").write_bytes(f"1:name=systemd:/user/x{sign}0::/victim\n0::/own\n".encode())
+    assert cgroup_ids(node.proc, node.cgroups, 7) == (own,)
+    (node.proc / "7" / "cgroup").write_bytes(f"0::/own/x{sign}0::/victim\n".encode())
+    assert job not in cgroup_ids(node.proc, node.cgroups, 7)
+
+
 def test_v1_only_process_is_nobody(node):
     node.place(os.getpid(), "/x")
     (node.proc / str(os.getpid()) / "cgroup").write_text("4:memory:/job\n")

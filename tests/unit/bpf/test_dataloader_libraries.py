@@ -96,6 +96,18 @@ def test_a_process_that_waits_for_storage_is_left_for_later(library, tmp_path):
     libraries.close()
 
 
+@pytest.mark.parametrize("sign", ["\r", "\x0c", "\u2028"])
+def test_a_path_that_looks_like_two_lines_is_one(library, tmp_path, sign):
+    odd = library.with_name(f"a{sign}{LIBRARY}")
+    library.rename(odd)
+    (tmp_path / str(PROCESS) / "maps").write_bytes(f"7f00-7f01 r-xp 00000000 fe:00 99 {odd}\n".encode())
+    program = Program()
+    libraries = Libraries(program, tmp_path)
+    assert libraries.look_into(PROCESS)
+    assert program.files[0] == odd
+    libraries.close()
+
+
 def test_what_is_refused_halfway_leaves_nothing(library, tmp_path):
     before, program = open_files(), Program(refuses=["span_entered"])
     libraries = Libraries(program, tmp_path)

@@ -175,7 +175,7 @@ def test_a_mount_keeps_its_name_while_it_has_it_besides_others(mounts):
 
 
 def test_mount_points_may_be_called_by_any_bytes(mounts):
-    mounts(b"/home/\xff\xfe rw - fuse sshfs rw", b"/mnt rw - nfs4 filer:/a rw")
+    mounts(b"/home/\xff\xfe\rodd rw - fuse sshfs rw", b"/mnt\rodd rw - nfs4 filer:/a rw")
     probe = NfsProbe(Loader(loaded=True))
     probe.manage([7])
     assert set(probe.read(0).nfs) == {NfsKey(7, "filer:/a", "read")}
