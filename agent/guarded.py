@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from bpf.probes import Probe
@@ -13,6 +13,37 @@ log = logging.getLogger(__name__)
 
 AGAIN_NS = 5_000_000_000
 """Between attempts to tell a probe again which cgroups count, where it could not take them (a full map)."""
+
+
+class Absent:
+    """A probe that could not be made."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name = name
+        self._why = why
+
+    def status(self) -> ProbeStatus:
+        """Unavailable, with the reason."""
+        return ProbeStatus(self.name, ProbeState.UNAVAILABLE, self._why)
+
+    def manage(self, cgroup_ids: Collection[int]) -> None:
+        """Nothing counts."""
+
+    def read(self, now_ns: int) -> Sample:
+        """Nothing is known."""
+        return Sample(now_ns)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def made(name: str, make: Callable[[], Probe]) -> Probe:
+    """The probe, or one that says why it could not be made, whatever that was (no room in /tmp, no `mount`)."""
+    try:
+        return make()
+    except Exception as error:
+        log.exception("probe %s cannot be made; the others are", name)
+        return Absent(name, f"it cannot be made ({str(error) or type(error).__name__})")
 
 
 class Guarded:

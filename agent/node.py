@@ -262,9 +262,12 @@ def _joined(states: Sequence[LinkState]) -> LinkState:
 
 
 def preferred_streams(streams: Sequence[StreamCounters]) -> tuple[StreamCounters, ...]:
-    """A loop that tells its own state is believed; what is inferred of the same job besides would count twice."""
+    """A loop that tells its own state is believed; what is inferred of the same job besides would count twice.
+
+    A job of which only validation tells trains unheard: what is inferred of that counts.
+    """
     told = tuple(stream for stream in streams if stream.source == "hint")
-    return told or tuple(streams)
+    return told if any(not stream.validation for stream in told) else tuple(streams)
 
 
 def managed_bytes(

@@ -253,6 +253,8 @@ def derive_loaders(
     training = training_streams(streams)
     if not training:
         return _by_timer(old, settings, now_ns)
+    if old.source != training[0].source:  # both call a loop alike, and each has a count of its own
+        old = old._replace(streams=_NO_STREAMS)
     steps: dict[str, Step] = {}
     fresh, live = True, []
     for stream in training:

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from bpf.elf import ElfError, find_symbols
@@ -34,6 +35,7 @@ UNUSED_NS = 60_000_000_000
 """A job that starts over within this time finds its hooks in place."""
 
 _LARGEST_BYTES = 1 << 32
+_MOST_THREADS = 64
 
 
 @dataclass(slots=True)
@@ -59,8 +61,14 @@ class Libraries:
         return len(self._copies)
 
     def look_into(self, process: int) -> bool:
-        """Attach to the library that a process has loaded; False where it has none (yet), OSError where it ended."""
+        """Attach to the library that a process has loaded; False where it has none (yet), OSError where it ended.
+
+        One that waits for storage is left for later: it may hold the lock of its memory meanwhile (mmap on NFS asks the
+        server under it), and who reads its maps would wait as long, with a server that hangs for ever.
+        """
         folder = self._proc_root / str(process)
+        if any(_waits(thread) for thread in islice((folder / "task").glob("[0-9]*/stat"), _MOST_THREADS)):
+            return False
         for line in (folder / "maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
             if not line.endswith(LIBRARY):
                 continue
@@ -123,6 +131,15 @@ class Libraries:
         """Let go of all."""
         for key in list(self._copies):
             self._release(key)
+
+
+def _waits(thread: Path) -> bool:
+    """Whether a thread is in uninterruptible sleep, by its `stat` (proc(5)), in which its name may be odd."""
+    try:
+        text = thread.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False  # ended
+    return text.rpartition(") ")[2].startswith("D")
 
 
 def open_regular(path: Path) -> int:

@@ -42,12 +42,14 @@ class Owners:
         What a cgroup had begun when it was let go ends later, and makes its counters anew: nobody would ever ask for
         them, and with every job the map would be fuller.
         """
-        found = list(table.items())
-        for key, _ in found:
-            if cgroup_of(key) not in self.ids:
-                with contextlib.suppress(KeyError):
-                    del table[key]
-        return [(key, value) for key, value in found if cgroup_of(key) in self.ids]
+        found = []
+        for key, value in list(table.items()):
+            if cgroup_of(key) in self.ids:
+                found.append((key, value))
+                continue
+            with contextlib.suppress(KeyError):
+                del table[key]
+        return found
 
     def _invalidate(self) -> None:
         """What the kernel remembers about owners is stale from now on."""

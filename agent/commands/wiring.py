@@ -15,6 +15,7 @@ from agent import kube
 from agent.__main__ import version
 from agent.config import Config, Mode
 from agent.errors import CannotEnforceError
+from agent.guarded import made
 from agent.hint_listener import HintListener
 from agent.history import History
 from agent.loop import Loop
@@ -51,18 +52,18 @@ log = logging.getLogger("prefetchd")
 def make_probes(config: Config, root: str, loader: Loader) -> list[Probe]:
     """Every probe that the configuration asks for; one that this kernel refuses says so in its status."""
     wanted = config.probes
-    ladder: tuple[tuple[bool, Callable[[], Probe]], ...] = (
-        (wanted.block, lambda: BlockProbe(loader)),
-        (wanted.nfs, lambda: NfsProbe(loader)),
-        (wanted.fuse, lambda: FuseProbe(loader)),
-        (wanted.page_cache, lambda: PageCacheProbe(loader)),
-        (wanted.object_store, lambda: ObjectStoreProbe(loader, endpoints=_endpoints(config))),
-        (wanted.object_store, lambda: LinkProbe(_endpoints(config), root=Path(root))),
-        (wanted.dataloader, lambda: DataLoaderProbe(loader)),
-        (wanted.workers, lambda: WorkersProbe(loader)),
-        (config.hint.enabled, lambda: HintListener(Path(config.hint.socket), Path(root))),
+    ladder: tuple[tuple[bool, str, Callable[[], Probe]], ...] = (
+        (wanted.block, BlockProbe.name, lambda: BlockProbe(loader)),
+        (wanted.nfs, NfsProbe.name, lambda: NfsProbe(loader)),
+        (wanted.fuse, FuseProbe.name, lambda: FuseProbe(loader)),
+        (wanted.page_cache, PageCacheProbe.name, lambda: PageCacheProbe(loader)),
+        (wanted.object_store, ObjectStoreProbe.name, lambda: ObjectStoreProbe(loader, endpoints=_endpoints(config))),
+        (wanted.object_store, LinkProbe.name, lambda: LinkProbe(_endpoints(config), root=Path(root))),
+        (wanted.dataloader, DataLoaderProbe.name, lambda: DataLoaderProbe(loader)),
+        (wanted.workers, WorkersProbe.name, lambda: WorkersProbe(loader)),
+        (config.hint.enabled, HintListener.name, lambda: HintListener(Path(config.hint.socket), Path(root))),
     )
-    return [make() for is_wanted, make in ladder if is_wanted]
+    return [made(name, make) for is_wanted, name, make in ladder if is_wanted]
 
 
 def _endpoints(config: Config) -> Collection[str]:

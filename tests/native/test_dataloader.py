@@ -15,6 +15,7 @@ import pytest
 
 from bpf.dataloader import MAX_EVENTS_PER_READ, RING_FULL, TOO_MANY, DataLoaderProbe, Limits
 from bpf.dataloader_events import decode_event
+from bpf.dataloader_libraries import UNUSED_NS
 from bpf.samples import ProbeState
 from tests.native.conftest import missing
 from tests.native.training import (
@@ -283,6 +284,16 @@ def test_lost_events_are_counted_and_survived(loader, start, probe):
         assert watch.only().last.iterations <= len(trainer.books())
     finally:
         small.close()
+
+
+def test_hooks_on_a_library_that_nobody_has_are_gone_from_the_kernel(probe, hooks, start):
+    """They held it, and with it the file system of a container that had ended."""
+    start(batches=1)
+    assert len(probe._program._bpf.uprobe_fds) == (3 if hooks else 0)
+    for now_ns in (1, 1 + UNUSED_NS):
+        probe._libraries.release_unused(lambda _: False, now_ns)
+    assert probe._program._bpf.uprobe_fds == {}
+    assert len(probe._libraries) == 0
 
 
 CROWD = """

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from agent.guarded import AGAIN_NS, Guarded
+from agent.guarded import AGAIN_NS, Guarded, made
 from bpf.samples import CacheCounters, IterationEvent, ProbeState, ProbeStatus, Sample, StreamCounters
 
 STREAM = StreamCounters(7, "1/0", "hint", False, 1, 1, 8, 0, None, None, 5, recent=(IterationEvent(5, 0, 1),))
@@ -86,3 +86,17 @@ def test_a_status_that_cannot_be_told_says_so(probe):
     assert (guarded.status().name, guarded.status().state) == ("made up", ProbeState.UNAVAILABLE)
     probe.fails = ""
     assert guarded.status().state is ProbeState.ATTACHED
+
+
+def test_a_probe_that_cannot_be_made_says_why(probe, caplog):
+    def fail():
+        raise OSError(28, "No space left on device", "/tmp")
+
+    absent = made("block", fail)
+    absent.manage([7])
+    assert absent.read(3) == Sample(3)
+    absent.close()
+    why = "it cannot be made ([Errno 28] No space left on device: '/tmp')"
+    assert absent.status() == ProbeStatus("block", ProbeState.UNAVAILABLE, why)
+    assert "probe block cannot be made" in caplog.text
+    assert made("made up", lambda: probe) is probe

@@ -1,6 +1,7 @@
 """How the node's counters are split by job, and what unmanaged cgroups are said to use."""
 
 import itertools
+from dataclasses import replace
 
 from agent.config import Config, DeviceRule
 from agent.named_devices import NamedDevices
@@ -93,6 +94,9 @@ def test_a_hint_is_believed_before_an_inference():
     hint, inferred = stream(1), stream(1, "dataloader")
     assert preferred_streams([inferred, hint]) == (hint,)
     assert preferred_streams([inferred]) == (inferred,)
+    validates = replace(hint, validation=True)
+    assert preferred_streams([inferred, validates]) == (inferred, validates), "nobody tells of its training"
+    assert preferred_streams([inferred, validates, hint]) == (validates, hint)
 
 
 def unmanaged(*steps):

@@ -359,6 +359,18 @@ class TestStarvation:
         quiet = feed([at_time(ms, min(ms, 500)) for ms in range(0, 2501, 50)])
         assert quiet[-1].blocked_seconds == 0.0
 
+    def test_a_loop_whose_hints_end_has_not_made_all_that_was_inferred_meanwhile(self):
+        """Both sources call a loop alike, and each counts for itself."""
+
+        def told(n):
+            return stream(source="hint", grade="hint", iterations=n, recent=(event(100 * n, depth=2),), depth=2)
+
+        def inferred(n):
+            return stream(iterations=5000 + n, recent=(event(100 * n, depth=2),), depth=2)
+
+        samples = [at(100 * n, streams=((told if n < 5 else inferred)(n),)) for n in range(1, 10)]
+        assert max(signals.new_iterations for signals in feed(samples)) <= 1
+
     @pytest.mark.parametrize("what", ["checkpoint", "writes in flight", "idle connections", "reads in flight"])
     def test_only_what_reads_can_be_short_of_data(self, what):
         """A loop that writes a checkpoint is silent too, and a store's connections stay open whoever waits."""

@@ -80,6 +80,22 @@ def test_a_job_that_starts_over_finds_the_hooks_in_place(library, tmp_path):
     libraries.close()
 
 
+def test_a_process_that_waits_for_storage_is_left_for_later(library, tmp_path):
+    """Its maps cannot be read before its server answers, if ever."""
+    libraries, maps = Libraries(Program(), tmp_path), tmp_path / str(PROCESS) / "maps"
+    text = maps.read_text()
+    maps.unlink()  # who reads them fails
+    for thread, state in ((PROCESS, "S"), (PROCESS + 1, "D")):
+        stat = tmp_path / str(PROCESS) / "task" / str(thread) / "stat"
+        stat.parent.mkdir(parents=True)
+        stat.write_text(f"{thread} (odd) R name) {state} 1 1 1\n")
+    assert not libraries.look_into(PROCESS)
+    maps.write_text(text)
+    stat.write_text(f"{thread} (odd) D name) R 1 1 1\n")
+    assert libraries.look_into(PROCESS)
+    libraries.close()
+
+
 def test_what_is_refused_halfway_leaves_nothing(library, tmp_path):
     before, program = open_files(), Program(refuses=["span_entered"])
     libraries = Libraries(program, tmp_path)
