@@ -131,7 +131,8 @@ def _cleaned_up(cgroup: JobCgroup, order: Order) -> Iterator[None]:
         if left:
             sys.stderr.write(f"prefetchd: ended {left} process(es) that job {order.name!r} had left running\n")
         cgroup.remove()
-        os.write(pipe, b".")
+        with contextlib.suppress(BrokenPipeError):  # the keeper was killed: all is done without it
+            os.write(pipe, b".")
         os.close(pipe)
         os.waitpid(keeper, 0)
 

@@ -338,7 +338,7 @@ class Enforcer:
         if found != write.before:  # changed since it was planned, a moment ago
             self._take_back(write)
             return WriteResult(line, "unchanged", found, {}, "changed while it was planned; looked at again next time")
-        generation = self._lines[line].generation if line in self._lines else self._files.generation(line)
+        generation = self._files.generation(line)  # anew: while a line holds no limit its file may go unseen
         self._files.write(line, write.after)
         self._slices.written(line)
         self._lines[line] = LineState(entry.prior, entry.wrote, generation)

@@ -189,6 +189,16 @@ class TestReconcile:
         assert node.limits(target) == {"rbps": MIB}
         assert enforcer.conflicts == {}
 
+    def test_a_controller_that_was_switched_while_nothing_stood_hides_no_foreign_change(self, node, enforcer):
+        target = node.make("a")
+        for step, limit in enumerate((Limit(rbps=MIB), Limit())):
+            enforcer.reconcile(want((target, limit)), float(step))
+        node.toggle_io()
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=3 * MIB))), 2.0)) == ["written"]
+        node.meddle(target, wbps=7 * MIB)
+        assert kinds(enforcer.reconcile(want((target, Limit(rbps=3 * MIB))), 3.0)) == ["conflict"]
+        assert node.limits(target) == {"wbps": 7 * MIB}
+
     def test_a_released_target_is_capped_anew_while_it_is_wanted(self, node, enforcer, journal):
         target, other = node.make("a"), node.make("b")
         wanted = want((target, Limit(rbps=MIB)), (other, Limit(rbps=MIB)))

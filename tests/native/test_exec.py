@@ -99,6 +99,18 @@ def test_what_cannot_be_run(job, command, status, words):
     assert "Traceback" not in done.stderr
 
 
+def test_a_keeper_that_was_killed_costs_nobody_the_status(job):
+    """The kernel ends it when memory is short; the job goes on, and its status is still its own."""
+    process = start(job, "sh", "-c", "echo there; read line; exit 7", stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == "there\n"
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (keeper,) = [child for child in children if "agent" in Path(f"/proc/{child}/cmdline").read_text()]
+    os.kill(int(keeper), signal.SIGKILL)
+    wait_until(lambda: not alive(keeper))
+    _, errors = process.communicate("\n", timeout=60)
+    assert (process.returncode, errors) == (7, "")
+
+
 def test_bad_executable_format_leaves_nothing(job, tmp_path):
     file = tmp_path / "broken"
     file.write_bytes(b"\x7fELF broken")
