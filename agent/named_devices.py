@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from agent.config import DeviceRule
 from agent.types import Capacity, DeviceInfo, Medium
 from cgroup.actuators import detect, pick
 from cgroup.errors import CgroupError, DeviceRefused
+from cgroup.hotplug import DeviceChange
 from cgroup.mounts import Mounts
 
 log = logging.getLogger(__name__)
@@ -18,22 +19,32 @@ log = logging.getLogger(__name__)
 class NamedDevices:
     """Looks the rules up again every `every_seconds`: a limit must never reach a disk that took a number over.
 
+    `news` tells of disks that came or went since it was last asked; then they are looked up at once.
     A device that is refused is left out; one whose actuator cannot work as the host is set up is observed only. Both
     are logged with the reason, once as long as it stays the same.
     """
 
-    def __init__(self, rules: Sequence[DeviceRule], mounts: Mounts, root: str, every_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        rules: Sequence[DeviceRule],
+        mounts: Mounts,
+        root: str,
+        every_seconds: float = 10.0,
+        news: Callable[[], Sequence[DeviceChange]] = tuple,
+    ) -> None:
         self._rules = tuple(rules)
         self._mounts = mounts
         self._root = root
         self._every_ns = int(every_seconds * 1e9)
+        self._news = news
         self._looked_ns: int | None = None
         self._told: dict[DeviceRule, str] = {}
         self._found = self._look()
 
     def at(self, now_ns: int) -> Mapping[str, DeviceInfo]:
         """By `maj:min`, at most `every_seconds` old; the same object as long as nothing changed."""
-        if self._looked_ns is None or now_ns - self._looked_ns >= self._every_ns:
+        is_news = any(one.action != "change" for one in self._news())
+        if is_news or self._looked_ns is None or now_ns - self._looked_ns >= self._every_ns:
             self._looked_ns = now_ns
             found = self._look()
             if found != self._found:

@@ -49,8 +49,7 @@ class DeviceWatch:
             self._socket.settimeout(0)
             self._socket.bind((0, _KERNEL_GROUP))
         except OSError as error:
-            self.degraded = f"no messages about disks ({error.strerror}), looking at every scan instead"
-            self.close()
+            self._degrade(error)
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable on a message, or -1."""
@@ -73,12 +72,17 @@ class DeviceWatch:
         except BlockingIOError:
             return b""
         except OSError as error:
-            if error.errno != errno.ENOBUFS:
-                raise
-            return _OVERFLOW
+            if error.errno == errno.ENOBUFS:
+                return _OVERFLOW
+            self._degrade(error)
+            return b""
 
     def close(self) -> None:
         """Stop receiving."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def _degrade(self, error: OSError) -> None:
+        self.degraded = f"no messages about disks ({error.strerror}), looking at every scan instead"
+        self.close()

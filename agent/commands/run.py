@@ -46,6 +46,7 @@ from bpf.loader import Loader
 from cgroup.devices import Devices
 from cgroup.guardian import Guardian
 from cgroup.hierarchy import Hierarchy, detect_hierarchy
+from cgroup.hotplug import DeviceWatch
 from cgroup.mounts import Mounts
 
 log = logging.getLogger("prefetchd")
@@ -200,7 +201,9 @@ def _serve(
         be_the_only_one(stack, root)
     journal, restored = recover_journal(config, root, mode)
     loader = stack.enter_context(Loader(cache=Path(config.enforcement.state_directory)))
-    devices = NamedDevices(config.devices, Mounts(Devices()), root, config.loop.scan_seconds)
+    disks = DeviceWatch()
+    stack.callback(disks.close)
+    devices = NamedDevices(config.devices, Mounts(Devices()), root, config.loop.scan_seconds, disks.changes)
     log.info("compiling the probes, which takes seconds (on a busy node longer)")
     node = LocalNode(root, config, make_probes(config, root, loader), devices, make_pods(stack))
     stack.callback(node.close)

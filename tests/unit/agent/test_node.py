@@ -18,6 +18,7 @@ from agent.types import Capacity, DeviceInfo, Job, Medium
 from bpf.samples import BlockCounters, BlockKey, CacheCounters, LinkState, ObjectKey, Sample, StreamCounters
 from cgroup.devices import Devices
 from cgroup.errors import DeviceRefused
+from cgroup.hotplug import DeviceChange
 from cgroup.mounts import Mounts
 from cgroup.tree import Cgroup
 from tests.unit.cgroup.hosts import Host
@@ -148,7 +149,8 @@ def test_a_limit_never_reaches_a_disk_that_took_the_number_over(tmp_path):
     host.add("sdb", "8:16")
     host.link("disk/by-id/data", "sdb")
     rules = [DeviceRule(device="/dev/disk/by-id/data", read_bytes_per_second=1e9)]
-    named = NamedDevices(rules, Mounts(Devices(str(host.sys), str(host.dev))), str(root))
+    news = []
+    named = NamedDevices(rules, Mounts(Devices(str(host.sys), str(host.dev))), str(root), news=lambda: news)
     node = LocalNode(str(root), Config(), [], named)
 
     def limited(second):
@@ -162,6 +164,11 @@ def test_a_limit_never_reaches_a_disk_that_took_the_number_over(tmp_path):
     host.link("disk/by-id/data", "sdc")
     assert limited(19) == []
     assert limited(20) == ["8:32"]
+    (host.dev / "disk/by-id/data").unlink()
+    news[:] = [DeviceChange("change", "8:32", "sdc")]
+    assert limited(21) == ["8:32"], "no disk came or went"
+    news[:] = [DeviceChange("remove", "8:32", "sdc")]
+    assert limited(22) == []
     node.close()
 
 

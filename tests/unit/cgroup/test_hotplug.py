@@ -46,6 +46,15 @@ def test_lost_messages_are_told():
     assert [change.action for change in watch.changes()] == ["add", "overflow"]
 
 
+def test_a_socket_that_fails_is_given_up():
+    watch = DeviceWatch()
+    watch.close()
+    watch._socket = FakeSocket([ADD, OSError(9, "Bad file descriptor")])
+    assert [change.action for change in watch.changes()] == ["add"]
+    assert "Bad file descriptor" in watch.degraded
+    assert watch.changes() == ()
+
+
 def test_a_host_without_these_messages(monkeypatch):
     def refuse(*arguments):
         raise PermissionError(1, "Operation not permitted")
