@@ -58,6 +58,9 @@ _TEXTS = frozenset({"source", "grade", "cause", "iteration_source", "why", "mode
 _LARGEST = 2**80
 """Above every counter, also one of squares."""
 _MOST_BUCKETS = 1024
+_MOST_INFLATED = 128 * 2**20
+"""Bytes that the passes of one frame may have before they are compressed: zlib makes a thousandth of zeros, so that a
+frame of the largest size could ask for 16 GB."""
 _LAST_WALL_MS = 2**48
 """In the year 10889; some systems have no calendar beyond."""
 
@@ -177,7 +180,10 @@ class _Decoder:
     devices: tuple[DeviceInfo, ...] = ()
 
     def passes(self, contents: bytes) -> Iterator[Moment]:
-        for record in _RECORDS.decode(self.inflate.decompress(contents)):
+        passes = self.inflate.decompress(contents, _MOST_INFLATED)
+        if self.inflate.unconsumed_tail:
+            raise ValueError(f"passes of more than {_MOST_INFLATED:,} bytes")
+        for record in _RECORDS.decode(passes):
             yield self._moment(record)
 
     def _moment(self, record: _Record) -> Moment:

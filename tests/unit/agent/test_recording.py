@@ -23,8 +23,9 @@ from agent.commands.replay import _line
 from agent.config import ByteRate, Config, DeviceRule, HealthSection
 from agent.errors import PrefetchdError
 from agent.job_sample import IoCounts, JobSample
-from agent.recording import Recorder, RecordingError, read
-from agent.recording.frames import HEAD, PASSES, frame, frames, good_length
+from agent.recording import Recorder, RecordingError, read, refuse_other_file
+from agent.recording import reader as recording_reader
+from agent.recording.frames import HEAD, PASSES, frame, frames
 from agent.recording.inputs import flatten, unflatten
 from agent.recording.outputs import SCALES
 from agent.recording.replay import Tally, compare, replay, with_rules
@@ -228,7 +229,26 @@ def test_a_torn_recording_is_continued_behind_its_last_good_frame(told, tmp_path
     assert [moment.samples for moment in moments[before:]] == [samples for _, samples in told[30:60]]
     assert [moments[0].segment.policy, moments[-1].segment.policy] == ["adaptive", "paper"]
     with path.open("rb") as opened:
-        assert good_length(opened) == path.stat().st_size
+        assert [end for _, _, end in frames(opened)][-1] == path.stat().st_size
+
+
+def test_a_long_recording_is_continued_without_being_read(told, tmp_path, monkeypatch):
+    path = tmp_path / "long.rec"
+    record(path, told[:30])
+    checked, check = [], zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda data: checked.append(len(data)) or check(data))
+    refuse_other_file(path)
+    Recorder(path, Config()).close()
+    assert len(checked) <= 3, "one frame each time it is opened, and the new head"
+
+
+def test_passes_that_would_fill_the_memory_are_refused(told, tmp_path, monkeypatch):
+    path = tmp_path / "bomb.rec"
+    record(path, told[:20])
+    assert len(list(read(path))) == 20
+    monkeypatch.setattr(recording_reader, "_MOST_INFLATED", 2000)
+    with pytest.raises(RecordingError, match=r"makes no sense .passes of more than 2,000 bytes"):
+        list(read(path))
 
 
 def test_what_was_recorded_after_a_damage_is_found_and_kept(told, tmp_path):
