@@ -12,7 +12,10 @@ import yaml
 
 from agent import config as agent_config
 from agent.__main__ import build_parser
+from agent.commands import options
 from agent.commands.restore import RELEASE_SECONDS
+from agent.pid import GAINS_BY_MEDIUM
+from agent.settings import policy_settings
 from tests.unit.packaging.support import PACKAGING
 
 CHART = PACKAGING / "helm" / "prefetchd"
@@ -154,6 +157,24 @@ def test_limits_are_released_before_the_pod_ends():
 def test_the_endpoint_listens_on_the_pods_address_of_either_family(address):
     listen = container(render({}))["args"][-1].replace("$(POD_IP)", address)
     assert agent_config.split_address(listen) == (address, 9753)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7"])
+@pytest.mark.parametrize(("variant", "scheme"), [("default", "http"), ("secure", "https")])
+def test_commands_run_in_the_pod_ask_where_the_agent_listens(monkeypatch, tmp_path, variant, scheme, address):
+    manifests = render(values_of(variant) | {"port": 9000})
+    variables = {variable["name"]: variable.get("value", "") for variable in container(manifests)["env"]}
+    monkeypatch.setenv("PREFETCHD_ADDRESS", variables["PREFETCHD_ADDRESS"].replace("$(POD_IP)", address))
+    file = tmp_path / "prefetchd.toml"
+    file.write_text(one(manifests, "ConfigMap")["data"]["prefetchd.toml"])
+    asked = options.client(build_parser("doctor").parse_args(["doctor", "--config", str(file)]))
+    host = f"[{address}]" if ":" in address else address
+    assert asked.url == f"{scheme}://{host}:9000"
+
+
+def test_the_values_to_begin_enforcing_with_leave_the_controller_as_it_was_tuned():
+    config = agent_configuration(render(values_of("enforce")))
+    assert policy_settings(config).gains == GAINS_BY_MEDIUM
 
 
 def test_rights_are_those_of_reading_pods_only():
