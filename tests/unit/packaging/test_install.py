@@ -26,7 +26,7 @@ echo "$1" >>/tmp/asked
 SYSTEMD_IS_TOLD = ["is-active", "stop", "daemon-reload", "enable", "reset-failed", "restart"]
 MANUAL = "/usr/local/man/man8/prefetchd.8"  # /usr/local/man is a link to share/man
 EXPOSURE_LIMIT = 5.0
-"""What `systemd-analyze security` may at most say of 10.0 for no confinement; a root daemon that loads BPF has 4.9."""
+"""What `systemd-analyze security` may at most say of 10.0 for no confinement; a root daemon that loads BPF has 5.0."""
 
 
 @pytest.fixture
