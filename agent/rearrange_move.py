@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import stat
 import subprocess
 import threading
 import time
@@ -25,6 +26,8 @@ BETTER = 0.5
 """Of the pieces before, what may be left for a file to count as moved."""
 LONGEST_SECONDS = 600.0
 STEP_SECONDS = 0.05
+CLOCK_SECONDS = 0.02
+"""The kernel stamps files by a clock that lags behind the one that is read here, by a timer tick."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -139,12 +142,7 @@ class Move:
         try:
             if not _is_same(pinned, name, descriptor):
                 return Leave.VANISHED
-            theirs = _is_there(pinned, _second(name))
-            try:
-                status = self._tool(tool, pinned, name)
-            finally:
-                if not theirs:
-                    _remove_leftover(pinned, name)
+            status = self._tool(tool, pinned, name)
         finally:
             os.close(pinned)
         if status:
@@ -154,11 +152,21 @@ class Move:
 
     def _tool(self, tool: str, folder: int, name: str) -> int:
         """Run it in the file's folder, whatever becomes of the path meanwhile; returns its exit status."""
-        null, mover = subprocess.DEVNULL, os.getpid()
+        null, mover, second = subprocess.DEVNULL, os.getpid(), f"{name}.defrag"
+        theirs, began = _is_there(folder, second), time.time() - CLOCK_SECONDS
         process = subprocess.Popen(
-            [tool, "-v", f"./{name}"], cwd=f"/proc/self/fd/{folder}", stdin=null, stdout=null, stderr=null,
+            [tool, "-v", f"./{name}"], cwd=f"/proc/self/fd/{folder}", stdin=null, stdout=null, stderr=null, umask=0o077,
             env={"PATH": ":".join(self._folders), "LC_ALL": "C"}, preexec_fn=lambda: _die_with(mover),  # noqa: PLW1509
         )  # fmt: skip
+        try:
+            return self._watch(process)
+        finally:
+            if not theirs:
+                _remove_leftover(folder, second, began)
+            _remove_leftover(folder, f".fsr{process.pid}", began)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> int:
+        """The tool's exit status; it is ended where it takes too long or nothing may be moved any more."""
         deadline = time.monotonic() + LONGEST_SECONDS
         while process.poll() is None:
             if self._stopping.wait(STEP_SECONDS) or time.monotonic() > deadline:
@@ -182,11 +190,6 @@ def _is_same(folder: int, name: str, descriptor: int) -> bool:
     return os.path.samestat(there, os.fstat(descriptor))
 
 
-def _second(name: str) -> str:
-    """The name under which e4defrag makes the new place of a file."""
-    return f"{name}.defrag"
-
-
 def _is_there(folder: int, name: str) -> bool:
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -195,13 +198,17 @@ def _is_there(folder: int, name: str) -> bool:
     return True
 
 
-def _remove_leftover(folder: int, name: str) -> None:
-    """e4defrag makes NAME.defrag and removes the name at once; ended just between the two, it leaves an empty file."""
-    left = _second(name)
+def _remove_leftover(folder: int, name: str, began: float) -> None:
+    """e4defrag makes NAME.defrag, xfs_fsr .fsrPID, and each removes the name at once.
+
+    Ended just between the two (while the first waits for the disk, behind its cap), it leaves an empty file: root's,
+    which nobody but its owner may write, and no older than the tool.
+    """
     with suppress(OSError):
-        status = os.stat(left, dir_fd=folder, follow_symlinks=False)
-        if status.st_size == 0 and status.st_uid == 0 and status.st_mode & 0o7777 == 0o400:
-            os.unlink(left, dir_fd=folder)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        is_empty = stat.S_ISREG(status.st_mode) and status.st_size == 0 and status.st_nlink == 1
+        if is_empty and status.st_uid == 0 and not status.st_mode & 0o7133 and status.st_ctime >= began:
+            os.unlink(name, dir_fd=folder)
 
 
 def _die_with(mover: int) -> None:

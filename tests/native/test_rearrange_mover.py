@@ -316,19 +316,35 @@ def test_a_tool_that_does_not_do_it(disk, folder, tmp_path, script, why):
 
 
 def test_what_an_ended_tool_leaves_is_removed(disk, folder, tmp_path):
-    """Killed between making its second file and removing the name, e4defrag leaves an empty one."""
+    """Killed between making its second file and removing the name, each leaves an empty one."""
     path, _ = fragmented(folder)
     before = sums([path])
     tool = tmp_path / Path(find_tool(disk[1])).name
-    tool.write_text('#!/bin/sh\numask 0277\n: >"$2.defrag"\n: >"$0.ran"\nexec /bin/sleep 60\n')
+    second = {"ext4": 'umask 0277\n: >"$2.defrag"', "xfs": ': >".fsr$$"'}[disk[1]]
+    tool.write_text(f'#!/bin/sh\n: >".fsr$$.theirs"\n{second}\n: >"$0.ran"\nexec /bin/sleep 60\n')
     tool.chmod(0o755)
     mover = Move(LARGEST, [str(tmp_path)])
     rearrange_move.threading.Timer(1.0, mover.stop).start()
     with pytest.raises(Stopped):
         move(path, mover)
     assert Path(f"{tool}.ran").exists()
+    (other,) = folder.glob(".fsr*.theirs")
+    other.unlink()
     assert sorted(one.name for one in folder.iterdir()) == ["shard 0", "shard 1"]
     assert sums([path]) == before
+
+
+@pytest.mark.parametrize(("size", "mode", "age"), [(1, 0o644, 0), (0, 0o664, 0), (0, 0o644, 60)])
+def test_what_cannot_be_the_tools_stays(folder, size, mode, age):
+    theirs = folder / ".fsr1"
+    theirs.write_bytes(b"x" * size)
+    theirs.chmod(mode)
+    pinned = os.open(folder, os.O_RDONLY)
+    try:
+        rearrange_move._remove_leftover(pinned, ".fsr1", time.time() - 10 + age)
+    finally:
+        os.close(pinned)
+    assert theirs.stat().st_size == size
 
 
 @pytest.mark.parametrize(("mover", "status"), [(os.getpid(), 0), (1, 1)])
