@@ -13,7 +13,6 @@ from agent.client import AgentClient
 from agent.config import Config
 from agent.errors import UsageError
 
-
 ADDRESS_VARIABLE = "PREFETCHD_ADDRESS"
 """Set in the agent's pod: it listens on the pod's own address there, which no configuration knows beforehand."""
 

@@ -90,7 +90,7 @@ def upgraded_beside_systemd(node, version):
     return node.run(
         "set -e; mkdir -p /run/systemd/system /usr/local/sbin; rm /etc/prefetchd/prefetchd.toml; "
         "ln -s /later/prefetchd.toml /etc/prefetchd/prefetchd.toml; "
-        f"printf '%s\\n' {shlex.quote(FAKE_SYSTEMCTL)} >/usr/local/sbin/systemctl; chmod 755 /usr/local/sbin/systemctl; "
+        f"printf '%s\\n' {shlex.quote(FAKE_SYSTEMCTL)} >/usr/local/sbin/systemctl; chmod 755 /usr/local/sbin/*; "
         f"/tmp/shared/prefetchd-{version}/install.sh >/dev/null; "
         "test $(readlink /etc/prefetchd/prefetchd.toml) = /later/prefetchd.toml; "
         "rm -r /usr/local/sbin/systemctl /run/systemd/system; cat /tmp/asked"
