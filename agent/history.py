@@ -7,10 +7,12 @@ one second.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from agent.pool import borrowed
-from agent.types import JobId, JobReport, Level, TickReport
+from agent.types import JobId, JobReport, Level, Slot, TickReport
 
 ROWS = 10
 BOUNDS = {
@@ -35,10 +37,13 @@ class History:
         """Note what this pass decided; jobs that are gone are forgotten."""
         present = {job: entry for job, entry in report.jobs.items() if entry.job.training}
         self._keys = {job: self._keys[job] for job in present if job in self._keys}
+        held = borrowed(report.decision.pools)
+        slots = _slots_by_job(report, held)
         rows = {}
         for job, entry in present.items():
             before = self._keys.get(job)
-            key, row = _key(report, entry, before[0] if before else None), _row(report, entry)
+            key = _key(report, entry, slots.get(job, frozenset()), before[0] if before else None)
+            row = _row(report, entry, held)
             earlier = self._rows.get(job, ())
             if earlier and before == key:
                 first = earlier[-1]
@@ -56,15 +61,27 @@ class History:
 _Key = tuple[Level | None, tuple[object, ...]]
 
 
-def _key(report: TickReport, entry: JobReport, level: Level | None) -> _Key:
+_Held = frozenset[tuple[str, int | None]]
+"""Devices of which a job has a loan (None), or on which it has a cap of this size (see `_size`)."""
+
+
+def _slots_by_job(report: TickReport, held: Mapping[Slot, float]) -> Mapping[JobId, _Held]:
+    """Told once for all jobs: with hundreds of them each would look through the loans and caps of all others."""
+    found: dict[JobId, set[tuple[str, int | None]]] = defaultdict(set)
+    for job, device in held:
+        found[job].add((device, None))
+    for (job, device), limits in report.applied.items():
+        found[job].add((device, _size(limits[0])))
+    return {job: frozenset(slots) for job, slots in found.items()}
+
+
+def _key(report: TickReport, entry: JobReport, held: _Held, level: Level | None) -> _Key:
     """What makes a new row when it changes; `level` is that of the row before."""
-    decision, job = report.decision, entry.job.id
-    lent = {device for borrower, device in borrowed(decision.pools) if borrower == job}
+    gates = report.decision.gate_open.items()
     return _steady_level(entry, level), (
         entry.diagnosis.cause if entry.diagnosis else None,
-        frozenset(lent),
-        tuple(sorted((slot[1], _size(limits[0])) for slot, limits in report.applied.items() if slot[0] == job)),
-        tuple(sorted((device, is_open) for device, is_open in decision.gate_open.items() if _uses(entry, device))),
+        held,
+        tuple(sorted((device, is_open) for device, is_open in gates if _uses(entry, device))),
         report.mode,
     )
 
@@ -89,7 +106,7 @@ def _uses(entry: JobReport, device: str) -> bool:
     return entry.signals is not None and device in entry.signals.devices
 
 
-def _row(report: TickReport, entry: JobReport) -> dict[str, Any]:
+def _row(report: TickReport, entry: JobReport, held: Mapping[Slot, float]) -> dict[str, Any]:
     signals, health, diagnosis = entry.signals, entry.health, entry.diagnosis
     return {
         "since": report.wall_time,
@@ -102,11 +119,11 @@ def _row(report: TickReport, entry: JobReport) -> dict[str, Any]:
         "score": health.score if health and health.confidence else None,
         "level": health.level if health else None,
         "cause": diagnosis.cause if diagnosis else None,
-        "devices": [_device_row(report, entry, device) for device in (signals.devices if signals else ())],
+        "devices": [_device_row(report, entry, device, held) for device in (signals.devices if signals else ())],
     }
 
 
-def _device_row(report: TickReport, entry: JobReport, device: str) -> dict[str, Any]:
+def _device_row(report: TickReport, entry: JobReport, device: str, held: Mapping[Slot, float]) -> dict[str, Any]:
     slot = (entry.job.id, device)
     decision = report.decision
     entitlement, quota, terms = decision.entitlements.get(slot), decision.quotas.get(slot), decision.pid.get(slot)
@@ -116,7 +133,7 @@ def _device_row(report: TickReport, entry: JobReport, device: str) -> dict[str, 
         "gate_open": decision.gate_open.get(device),
         "need_bytes_per_second": wanted.bytes_per_second if wanted else None,
         "regular_ratio": entitlement.regular if entitlement else None,
-        "loan_ratio": borrowed(decision.pools).get(slot, 0.0 if entitlement else None),
+        "loan_ratio": held.get(slot, 0.0 if entitlement else None),
         "quota_bytes_per_second": applied[0] if applied else None,
         "quota_ratio": quota.share if quota else None,
         "why": quota.why if quota else None,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import array
 import fcntl
 import os
-import stat
 import struct
 import time
 from collections.abc import Sequence
@@ -65,11 +64,13 @@ def _below(path: str, folder: str) -> str | None:
 def open_here(path: str, file: FileId) -> int | Leave:
     """A descriptor of that very file for reading, or why there is none. Links are not followed in its name."""
     try:
-        descriptor = os.open(path, files.READ_FLAGS | os.O_NOFOLLOW)
+        descriptor = files.open_regular(path, os.O_NOFOLLOW)
     except OSError:
         return Leave.VANISHED
+    if descriptor is None:
+        return Leave.VANISHED
     status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == file:
+    if (status.st_dev, status.st_ino) == file:
         return descriptor
     os.close(descriptor)
     return Leave.VANISHED

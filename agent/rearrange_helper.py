@@ -102,9 +102,12 @@ class Asker:
     def _open(self, file: FileId, path: str) -> int | None:
         """The file, if it is still the one that is meant."""
         try:
-            descriptor = os.open(path, files.READ_FLAGS)
+            descriptor = files.open_regular(path)
         except OSError:
             self.skips[Skip.VANISHED] += not files.is_link(path)  # one that was closed has not vanished
+            return None
+        if descriptor is None:
+            self.skips[Skip.VANISHED] += 1
             return None
         status = os.fstat(descriptor)
         if (status.st_dev, status.st_ino) == file:

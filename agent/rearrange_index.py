@@ -85,10 +85,14 @@ def _step(pickle: bytes, at: int, stack: Stack) -> int:
 
 
 def _apply(code: int, stack: Stack) -> None:
-    """Carry out an opcode without an argument."""
-    if code == _MARK:
+    """Carry out an opcode without an argument.
+
+    The one list stands behind the task, and a mark behind the list: looking for it in a stack of thousands of them,
+    which anybody can write, would take minutes.
+    """
+    if code == _MARK and len(stack) == 2:
         stack.append(None)
-    elif code == _EMPTY_LIST:
+    elif code == _EMPTY_LIST and len(stack) == 1:
         stack.append([])
     elif code == _APPEND:
         _extend(stack, len(stack) - 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,8 @@ MOST_PLACES = 65536
 MOST_LISTED = 200_000
 LISTING_SECONDS = 60.0
 PLACE_SECONDS = 600.0
+FORGET_SECONDS = 120.0
+"""A listing that nobody has asked for in so long is dropped: it leads through a process, and processes end."""
 
 
 class Resolver:
@@ -29,6 +30,7 @@ class Resolver:
     def __init__(self) -> None:
         self._known: dict[str | FileId, tuple[float, Place | Skip]] = {}
         self._listings: dict[tuple[str, bool], tuple[float, Sequence[str]]] = {}
+        self._asked_at: dict[tuple[str, bool], float] = {}
         self._pending: set[object] = set()
         self._work: queue.SimpleQueue[tuple[object, Callable[[], None]]] = queue.SimpleQueue()
         self._devices: dict[int, frozenset[str]] = {}
@@ -45,10 +47,20 @@ class Resolver:
 
     def listing(self, root: str, *, below: bool) -> Sequence[str] | None:
         """Sorted paths; an old one is given until a new one is there."""
+        now = time.monotonic()
         at, known = self._listings.get((root, below), (0.0, None))
-        if time.monotonic() - at > LISTING_SECONDS:
+        if (root, below) not in self._asked_at:
+            self._forget(now)
+        self._asked_at[root, below] = now
+        if now - at > LISTING_SECONDS:
             self._start((root, below), lambda: self._list(root, below=below))
         return known
+
+    def _forget(self, now: float) -> None:
+        """Drop the listings that nobody asks for any more."""
+        for key in [key for key, at in self._asked_at.items() if now - at > FORGET_SECONDS]:
+            del self._asked_at[key]
+            self._listings.pop(key, None)
 
     def devices_of(self, number: int) -> frozenset[str]:
         """The whole device of a st_dev and those below it (LVM, dm-crypt, md); none for btrfs, overlay, network."""
@@ -83,7 +95,8 @@ class Resolver:
 
     def _list(self, root: str, *, below: bool) -> None:
         found = files.files_below(root, MOST_LISTED + 1, below=below)
-        self._listings[root, below] = (time.monotonic(), sorted(found) if len(found) <= MOST_LISTED else ())
+        if (root, below) in self._asked_at:
+            self._listings[root, below] = (time.monotonic(), sorted(found) if len(found) <= MOST_LISTED else ())
 
 
 def _stack_of(device: str) -> frozenset[str]:
@@ -102,11 +115,13 @@ def _stack_of(device: str) -> frozenset[str]:
 
 def _place(path: str, file: FileId | None) -> Place | Skip:
     """Open, look, close. Raises OSError."""
-    descriptor = os.open(path, files.READ_FLAGS)
+    descriptor = files.open_regular(path)
+    if descriptor is None:
+        return Skip.VANISHED
     try:
         status = os.fstat(descriptor)
         found = (status.st_dev, status.st_ino)
-        if not stat.S_ISREG(status.st_mode) or (file is not None and file != found):
+        if file is not None and file != found:
             return Skip.VANISHED
         try:
             extents, skips = files.extents_of(descriptor, status.st_size)

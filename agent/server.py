@@ -275,6 +275,8 @@ def _read_users(path: str) -> dict[str, str]:
         raise ConfigError(
             f"Password file {path!r} cannot be read ({reason(error)}); check metrics.basic_auth_file."
         ) from None
+    if not lines:  # nobody named is not everybody let in
+        raise ConfigError(f"Password file {path!r} has no line user:password; add one, or leave basic_auth_file out.")
     users = dict(line.split(":", 1) for line in lines if ":" in line)
     if len(users) != len(lines) or not all(users.values()):
         raise ConfigError(f"Password file {path!r} has a line that is not user:password; correct it.")

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from agent.forecast import told_too_little
 from agent.history import History
 from agent.pool import borrowed
-from agent.types import DeviceSignals, DeviceView, JobReport, Loan, Mended, PidTerms, Rearranged, Signals, TickReport
+from agent.types import (
+    DeviceSignals,
+    DeviceView,
+    JobId,
+    JobReport,
+    Loan,
+    Mended,
+    PidTerms,
+    Rearranged,
+    Signals,
+    Slot,
+    TickReport,
+)
 from agent.units import amount
-from bpf.samples import ProbeStatus
+from bpf.samples import LinkState, ProbeStatus
 
 
 def snapshot(report: TickReport, history: History | None = None) -> dict[str, Any]:
@@ -32,7 +45,7 @@ def snapshot(report: TickReport, history: History | None = None) -> dict[str, An
         "restores": report.restores,
         "job_errors": report.job_errors,
         "jobs": jobs,
-        "neighbours": [_neighbour_row(report, entry) for entry in report.jobs.values() if not entry.job.training],
+        "neighbours": _neighbour_rows(report),
         "devices": [_pool_row(report, view) for view in report.devices.values()],
         "probes": [probe_row(probe) for probe in report.probes],
         "violations": report.violations,
@@ -63,9 +76,15 @@ def probe_row(status: ProbeStatus) -> dict[str, Any]:
     }
 
 
-def _neighbour_row(report: TickReport, entry: JobReport) -> dict[str, Any]:
-    mine = ((device, limits) for (job, device), limits in report.applied.items() if job == entry.job.id)
-    caps = {_device_name(report, device): limits[0] for device, limits in mine}
+def _neighbour_rows(report: TickReport) -> list[dict[str, Any]]:
+    caps: dict[JobId, dict[str, int | None]] = {}
+    for (job, device), limits in report.applied.items():
+        caps.setdefault(job, {})[_device_name(report, device)] = limits[0]
+    neighbours = (entry for entry in report.jobs.values() if not entry.job.training)
+    return [_neighbour_row(report, entry, caps.get(entry.job.id, {})) for entry in neighbours]
+
+
+def _neighbour_row(report: TickReport, entry: JobReport, caps: dict[str, int | None]) -> dict[str, Any]:
     here = entry.signals.devices.values() if entry.signals else ()
     return {
         "name": entry.job.name,
@@ -112,10 +131,28 @@ def _device_name(report: TickReport, device: str) -> str:
 
 def job_rows(report: TickReport) -> list[dict[str, Any]]:
     """One mapping per training job, as `top`, `explain` and the demo's table show it; unknown values are None."""
-    return [_row(report, entry) for entry in report.jobs.values() if entry.job.training]
+    by_job = _by_job(report)
+    return [_row(report, entry, by_job) for entry in report.jobs.values() if entry.job.training]
 
 
-def _row(report: TickReport, entry: JobReport) -> dict[str, Any]:
+class _ByJob(NamedTuple):
+    """Found once for all rows: with hundreds of jobs each would look through what belongs to all others."""
+
+    held: Mapping[Slot, float]
+    loans: Mapping[Slot, Loan]
+    links: Mapping[JobId, Sequence[tuple[str, LinkState]]]
+
+
+def _by_job(report: TickReport) -> _ByJob:
+    links: dict[JobId, list[tuple[str, LinkState]]] = {}
+    for key, state in report.sample.links.items():
+        links.setdefault(key.cgroup_id, []).append((key.endpoint, state))
+    pools = report.decision.pools
+    loans = {(loan.job, device): loan for device, pool in pools.items() for loan in reversed(pool.loans)}
+    return _ByJob(borrowed(pools), loans, links)
+
+
+def _row(report: TickReport, entry: JobReport, by_job: _ByJob) -> dict[str, Any]:
     signals, health, diagnosis = entry.signals, entry.health, entry.diagnosis
     return {
         "id": entry.job.id,
@@ -152,8 +189,8 @@ def _row(report: TickReport, entry: JobReport) -> dict[str, Any]:
         "actionable": diagnosis.actionable if diagnosis else None,
         "advice": diagnosis.advice if diagnosis else "",
         "evidence": dict(diagnosis.evidence) if diagnosis else {},
-        "devices": [_device_row(report, entry, here) for here in signals.devices.values()] if signals else [],
-        "links": _link_rows(report, entry),
+        "devices": [_device_row(report, entry, here, by_job) for here in signals.devices.values()] if signals else [],
+        "links": _link_rows(by_job.links.get(entry.job.id, ())),
     }
 
 
@@ -167,27 +204,26 @@ def _batch_note(signals: Signals) -> str:
     return f"tells {told} a batch, reads {read}; taken for {taken}, so its need is too low"
 
 
-def _link_rows(report: TickReport, entry: JobReport) -> list[dict[str, Any]]:
+def _link_rows(links: Sequence[tuple[str, LinkState]]) -> list[dict[str, Any]]:
     """The job's endpoints to which connections are open; `retransmits` since the first of them."""
     return [
         {
-            "endpoint": key.endpoint,
+            "endpoint": endpoint,
             "connections": state.connections,
             "round_trip_seconds": None if state.round_trip_ns is None else state.round_trip_ns / 1e9,
             "retransmits": state.retransmits,
         }
-        for key, state in report.sample.links.items()
-        if key.cgroup_id == entry.job.id and state.connections
+        for endpoint, state in links
+        if state.connections
     ]
 
 
-def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals) -> dict[str, Any]:
+def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals, by_job: _ByJob) -> dict[str, Any]:
     device = here.device
     slot = (entry.job.id, device)
     entitlement = report.decision.entitlements.get(slot)
     quota = report.decision.quotas.get(slot)
-    loans = report.decision.pools[device].loans if device in report.decision.pools else ()
-    loan = next((loan for loan in loans if loan.job == entry.job.id), None)
+    loan = by_job.loans.get(slot)
     wanted = entry.need.get(device)
     return {
         "device": _device_name(report, device),
@@ -204,7 +240,7 @@ def _device_row(report: TickReport, entry: JobReport, here: DeviceSignals) -> di
         "need_bytes_per_second": wanted.bytes_per_second if wanted else None,
         "entitlement_ratio": entitlement.share if entitlement else None,
         "regular_ratio": entitlement.regular if entitlement else None,
-        "loan_ratio": borrowed(report.decision.pools).get(slot, 0.0 if entitlement else None),
+        "loan_ratio": by_job.held.get(slot, 0.0 if entitlement else None),
         "loan_iterations_left": _iterations_left(loan, entry),
         "loan_seconds_left": max(0.0, loan.expires_at - report.time) if loan else None,
         "quota_bytes_per_second": report.applied[slot][0] if slot in report.applied else None,

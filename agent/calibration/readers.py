@@ -61,8 +61,9 @@ class FioReader:
             "fio", "--name=calibrate", f"--filename=/proc/{os.getpid()}/fd/{descriptor}", f"--size={size}",
             f"--rw={mode}", f"--bs={kind.piece}", f"--iodepth={kind.depth}", "--ioengine=libaio", "--direct=1",
             f"--runtime={seconds:g}", "--ramp_time=0.3", "--randrepeat=0", "--refill_buffers", "--norandommap",
-            "--time_based", "--invalidate=0", "--output-format=json",
+            "--time_based", "--invalidate=0", "--output-format=json", "--thread",
         ]  # fmt: skip
+        # --thread: a job that is a process of its own is not ended with fio, and would go on for its time.
         command += ["--readonly"] if kind.op == "read" else []
         if shutil.which("setpriv"):  # should we be killed, fio ends with us
             command = ["setpriv", "--pdeathsig", "KILL", *command]

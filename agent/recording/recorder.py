@@ -157,6 +157,7 @@ class Recorder:
             if self._due(report, entry):
                 self._state.refresh(("o", job), job_outputs(report, entry))
         self._state.keep_only(present)
+        self._written_at = {job: at for job, at in self._written_at.items() if job in report.jobs}
         names, ids, values, gone = self._state.take()
         record = [report.time, wall - self._wall_ms, names, ids, values, gone, events,
                   None if jobs == self._jobs else [_job(job) for job in jobs],
@@ -197,7 +198,8 @@ class _Deltas:
     """Remembers every value and tells what changed since it was last asked."""
 
     def __init__(self) -> None:
-        self._ids: dict[Path, int] = {}
+        self._ids: dict[Group, dict[Path, int]] = {}
+        self._next_id = 0
         self._groups: dict[Group, Flat] = {}
         self._names: list[Path] = []
         self._changed: list[int] = []
@@ -211,16 +213,17 @@ class _Deltas:
             before = old.get(path)
             if path in old and before == value and type(before) is type(value):
                 continue
-            self._changed.append(self._id((*group, *path)))
+            self._changed.append(self._id(group, path))
             self._values.append(value - before if type(value) is int and type(before) is int else value)
-        self._gone += [self._id((*group, *path)) for path in old if path not in flat]
+        self._gone += [self._id(group, path) for path in old if path not in flat]
         self._groups[group] = flat
 
     def keep_only(self, present: set[Group]) -> None:
-        """Drop the groups of jobs that are no more."""
+        """Drop the groups of jobs that are no more, and their ids: should one come back, it is named anew."""
         for group in [group for group in self._groups if group not in present]:
             self.refresh(group, {})
             del self._groups[group]
+            self._ids.pop(group, None)
 
     def take(self) -> tuple[list[Path], list[int], list[Any], list[int]]:
         """(new names, ids that changed, their values, ids that are gone) since the last call."""
@@ -228,9 +231,11 @@ class _Deltas:
         self._names, self._changed, self._values, self._gone = [], [], [], []
         return taken
 
-    def _id(self, path: Path) -> int:
-        known = self._ids.get(path)
+    def _id(self, group: Group, path: Path) -> int:
+        ids = self._ids.setdefault(group, {})
+        known = ids.get(path)
         if known is None:
-            known = self._ids[path] = len(self._ids)
-            self._names.append(path)
+            known = ids[path] = self._next_id
+            self._next_id += 1
+            self._names.append((*group, *path))
         return known

@@ -3,6 +3,7 @@
 import pickle
 import random
 import struct
+import time
 
 import pytest
 from hypothesis import given
@@ -268,3 +269,9 @@ def test_any_bytes_are_read_without_harm(data):
     parse_task(data)
     for task in tasks_in(data):
         assert isinstance(task.task, int)
+
+
+def test_marks_without_end_are_given_up_at_once():
+    began = time.process_time()
+    assert list(tasks_in(b"\x80\x02" + b"](e" * 300_000)) == []
+    assert time.process_time() - began < 1.0

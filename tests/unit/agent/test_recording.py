@@ -369,6 +369,35 @@ def test_a_cgroup_whose_name_is_no_utf8_is_recorded(told, tmp_path):
     assert "/train/\\udcff\\udc80" in [job.path for job in moment.jobs]
 
 
+def test_jobs_that_come_and_go_are_forgotten_and_told_apart(told, tmp_path):
+    row, sizes = told[50:90], []
+    (number, entry), *_ = row[0][0].jobs.items()
+    recorder = Recorder(tmp_path / "x.rec", Config())
+    for place, (report, samples) in enumerate(row):
+        job = number if place % 4 == 0 else 1000 + place  # one comes back again and again
+        sample = replace(samples[number], job=job)
+        recorder.add(replace(report, jobs={job: entry._replace(job=replace(entry.job, id=job))}), {job: sample})
+        sizes.append(sum(map(len, recorder._state._ids.values())))
+        assert set(recorder._written_at) == {job}
+    recorder.close()
+    assert max(sizes) < 2 * sizes[0]
+    moments = list(read(tmp_path / "x.rec"))
+    assert [[job.id for job in moment.jobs] for moment in moments][:5] == [
+        [number],
+        [1051 - 50],
+        [1002],
+        [1003],
+        [number],
+    ]
+    for moment, (_, samples) in zip(moments, row, strict=True):
+        (job,) = moment.samples
+        assert moment.samples[job].io_stat == samples[number].io_stat
+        assert moment.samples[job].cache == samples[number].cache
+        assert [one.iterations for one in moment.samples[job].streams] == [
+            one.iterations for one in samples[number].streams
+        ]
+
+
 def test_capacities_as_the_configuration_gives_them(told, tmp_path):
     report, samples = told[50]
     view = report.devices["259:0"]

@@ -85,7 +85,15 @@ def test_basic_auth(serve, tmp_path):
     assert get(endpoint, "/healthz")[0] == 200
 
 
-@pytest.mark.parametrize(("text", "mode", "words"), [("a:b", 0o644, "chmod 600"), ("ab", 0o600, "user:password")])
+@pytest.mark.parametrize(
+    ("text", "mode", "words"),
+    [
+        ("a:b", 0o644, "chmod 600"),
+        ("ab", 0o600, "user:password"),
+        ("", 0o600, "no line"),
+        ("# prom:s3cret\n\n", 0o600, "no line"),
+    ],
+)
 def test_bad_password_files(serve, tmp_path, text, mode, words):
     users = tmp_path / "users"
     users.write_text(text)

@@ -1,0 +1,80 @@
+"""Where the helpers look: nothing but regular files is opened, and what nobody asks for is forgotten."""
+
+import os
+import threading
+import time
+from itertools import count
+
+import pytest
+
+from agent import rearrange_places
+from agent.rearrange import Skip
+from agent.rearrange_defragment import Leave
+from agent.rearrange_facts import open_here
+from agent.rearrange_files import open_regular
+from agent.rearrange_helper import Asker
+from agent.rearrange_places import FORGET_SECONDS, Resolver, _place
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """A named pipe, and the thread of a writer that waits until somebody opens it for reading."""
+    path = tmp_path / "shard-0"
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: os.close(os.open(path, os.O_WRONLY)))
+    writer.start()
+    yield str(path), writer
+    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    writer.join()
+
+
+def asked(path):
+    return Asker()._open((0, 0), path)
+
+
+@pytest.mark.parametrize(
+    ("look", "expected"),
+    [
+        (lambda path: _place(path, None), Skip.VANISHED),
+        (lambda path: open_here(path, (0, 0)), Leave.VANISHED),
+        (open_regular, None),
+        (asked, None),
+    ],
+    ids=["resolver", "mover", "itself", "asker"],
+)
+def test_a_pipe_put_in_the_place_of_a_file_is_not_opened(pipe, look, expected):
+    path, writer = pipe
+    assert look(path) == expected
+    writer.join(0.1)
+    assert writer.is_alive(), "its writer was let go, as a device would have been opened"
+
+
+def test_a_file_is_opened_and_a_link_only_where_it_may_be(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for name in ("file", "link"):
+        descriptor = open_regular(str(tmp_path / name))
+        assert os.read(descriptor, 2) == b"x"
+        os.close(descriptor)
+    assert open_regular(str(tmp_path / "link"), os.O_NOFOLLOW) is None
+    with pytest.raises(FileNotFoundError):
+        open_regular(str(tmp_path / "other"))
+
+
+def test_listings_that_nobody_asks_for_are_forgotten(tmp_path, monkeypatch):
+    resolver, clock = Resolver(), count(1000.0, FORGET_SECONDS / 4)
+    for number in range(40):
+        (tmp_path / str(number)).mkdir()
+        now = next(clock)
+        monkeypatch.setattr(rearrange_places.time, "monotonic", lambda now=now: now)
+        assert resolver.listing(str(tmp_path / str(number)), below=True) is None
+        wait_for(lambda number=number: (str(tmp_path / str(number)), True) in resolver._listings)
+    assert len(resolver._listings) <= 6
+
+
+def wait_for(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("waited in vain")
