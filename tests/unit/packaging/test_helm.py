@@ -118,6 +118,9 @@ def test_wrong_values_are_refused_before_anything_is_installed(values):
     [
         {"networkPolicy": {"enabled": True}},
         {"serviceMonitor": {"enabled": True}, "service": {"enabled": False}},
+        {"tls": {"requireClientCertificate": True}},
+        {"podMonitor": {"enabled": True}, "basicAuth": {"secretName": "users"}},
+        {"serviceMonitor": {"enabled": True}, "tls": {"secretName": "tls", "requireClientCertificate": True}},
     ],
 )
 def test_values_that_contradict_each_other_are_refused(values):
@@ -219,6 +222,13 @@ def test_scraping_keeps_the_training_jobs_name_and_calls_the_target_prefetchd(va
     assert {"targetLabel": "job", "replacement": "prefetchd"} in endpoint["relabelings"]
     selector = spec["selector"]["matchLabels"].items()
     assert selector <= one(render({}), "DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_prometheus_shows_what_a_secured_endpoint_asks_for():
+    (endpoint,) = one(render(values_of("secure")), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+    assert {"cert", "keySecret"} <= set(endpoint["tlsConfig"])
+    assert set(endpoint["basicAuth"]) == {"username", "password"}
 
 
 def test_rules_in_the_cluster_are_those_of_the_file(tmp_path):
