@@ -103,6 +103,7 @@ def test_schema_knows_every_default():
         {"config": {"mode": "enforced"}},
         {"config": {"pools": {}}},
         {"config": {"devices": [{"device": "/dev/sda", "medium": "tape"}]}},
+        {"config": {"devices": [{"device": "/dev/sda", "read_bytes_per_second": "6.5 GBit"}]}},
         {"port": 0},
         {"hostNetwork": "yes"},
         {"tolerances": []},
@@ -111,6 +112,19 @@ def test_schema_knows_every_default():
 def test_wrong_values_are_refused_before_anything_is_installed(values):
     with pytest.raises(helm_python.HelmValuesError):
         render(values)
+
+
+@pytest.mark.parametrize(
+    "rate", ["6.5 GB", "120 MiB", "1.5e9", "7", "2GB/s", "3 gib", "4.", "5 B/s", "6.5 parsecs", ""]
+)
+def test_the_schema_takes_the_rates_that_the_agent_takes(rate):
+    try:
+        agent_config.ByteRate.parse(rate)
+    except ValueError:
+        with pytest.raises(helm_python.HelmValuesError):
+            render({"config": {"devices": [{"device": "/dev/sda", "read_bytes_per_second": rate}]}})
+    else:
+        render({"config": {"devices": [{"device": "/dev/sda", "read_bytes_per_second": rate}]}})
 
 
 @pytest.mark.parametrize(
