@@ -50,8 +50,7 @@ class Endpoint:
         self._state = state
         self._health = health
         self._users = _read_users(section.basic_auth_file)
-        context = _tls_context(section)
-        self._server = _bound(section, _handler(self), context)
+        self._server = _bound(section, _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)
 
     @property
@@ -101,12 +100,13 @@ class Endpoint:
 def refuse_unusable(section: MetricsSection) -> None:
     """Raise ConfigError where an endpoint would: its address is taken or none, a file cannot be used."""
     _read_users(section.basic_auth_file)
-    _bound(section, BaseHTTPRequestHandler, _tls_context(section)).server_close()
+    _bound(section, BaseHTTPRequestHandler).server_close()
 
 
-def _bound(section: MetricsSection, handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None) -> _Server:
+def _bound(section: MetricsSection, handler: type[BaseHTTPRequestHandler]) -> _Server:
+    tls = _Tls(section) if section.certificate else None
     try:
-        return _Server(split_address(section.listen), handler, context)
+        return _Server(split_address(section.listen), handler, tls)
     except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(
             f"Cannot listen on {section.listen!r} ({reason(error)}); choose another address with --listen."
@@ -121,6 +121,40 @@ def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
         return choose_encoder("")
 
 
+class _Tls:
+    """The TLS context of the files as they are: renewed certificates are taken up without a restart."""
+
+    def __init__(self, section: MetricsSection) -> None:
+        """Raises ConfigError where the files cannot be used."""
+        self._section = section
+        self._seen = self._state()
+        self._context = _tls_context(section)
+
+    def context(self) -> ssl.SSLContext:
+        """What the next client is served with; the one before while new files cannot be used (or are not all there)."""
+        state = self._state()
+        if state != self._seen:
+            self._seen = state
+            try:
+                self._context = _tls_context(self._section)
+            except ConfigError as error:
+                log.warning("going on with the certificate as it was: %s", error)
+            else:
+                log.info("the TLS files have changed and are taken up")
+        return self._context
+
+    def _state(self) -> list[tuple[int, int, int] | None]:
+        found: list[tuple[int, int, int] | None] = []
+        for path in filter(None, (self._section.certificate, self._section.key, self._section.client_ca)):
+            try:
+                status = Path(path).stat()
+            except OSError:
+                found.append(None)
+            else:
+                found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+        return found
+
+
 class _Server(ThreadingHTTPServer):
     """One thread per connection. Those whose request is not there yet are `waiting`, by client address."""
 
@@ -128,12 +162,10 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(
-        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], tls: _Tls | None) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
-        self._context = context
+        self._tls = tls
         self._slots = threading.BoundedSemaphore(2 * MAX_CLIENTS)
         self._lock = threading.Lock()
         self._waiting: dict[Any, tuple[socket.socket, float]] = {}
@@ -178,8 +210,8 @@ class _Server(ThreadingHTTPServer):
         """The TLS handshake is made here, in the client's own thread, so that a slow one holds up nobody."""
         try:
             request.settimeout(CLIENT_TIMEOUT_SECONDS)
-            if self._context:
-                request = self._encrypted(self._context, request, client_address)
+            if self._tls:
+                request = self._encrypted(self._tls.context(), request, client_address)
             super().process_request_thread(request, client_address)
         except OSError:
             self.shutdown_request(request)
@@ -253,9 +285,7 @@ def _handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _tls_context(section: MetricsSection) -> ssl.SSLContext | None:
-    if not section.certificate:
-        return None
+def _tls_context(section: MetricsSection) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(section.certificate, section.key)

@@ -1,8 +1,10 @@
 #!/bin/sh
 # Installs prefetchd from an unpacked release archive, without a network: a virtual environment under /opt/prefetchd,
 # the configuration, the systemd unit, the command's link, shell completions and the manual page. Run again to upgrade;
-# a configuration that is there stays.
+# a configuration that is there stays, and so does what --with-kube installed.
 set -eu
+# Whatever root's is: everybody may run `prefetchd top`.
+umask 022
 
 PREFIX=/opt/prefetchd
 CONFIG=/etc/prefetchd
@@ -43,9 +45,11 @@ check_node() {
 
 stop_running() {
     # Files are not swapped under a running agent; ending it releases every limit.
-    if [ -d /run/systemd/system ] && systemctl is-active --quiet prefetchd.service; then
-        systemctl stop prefetchd.service
-    fi
+    [ -d /run/systemd/system ] || return 0
+    # One that is still compiling, or waits to be started again after a failure, is not `active`.
+    case $(systemctl is-active prefetchd.service || true) in
+    active | activating | deactivating | reloading) systemctl stop prefetchd.service ;;
+    esac
 }
 
 # Makes a folder with its parents and notes which of them were not there, for uninstall.sh to take away again.
@@ -58,6 +62,7 @@ make_folder() {
 
 install_program() {
     extra=$1
+    [ -z "$(find "$PREFIX/lib" -maxdepth 3 -name lightkube 2>/dev/null)" ] || extra='[kube]'
     made=$(cat "$MADE_FOLDERS" 2>/dev/null || true)
     # An environment of another Python version cannot be upgraded in place.
     /usr/bin/python3 -m venv --clear --system-site-packages "$PREFIX"
@@ -82,7 +87,8 @@ install_help() {
 
 install_config() {
     install -d -m 0755 "$CONFIG"
-    if [ ! -e "$CONFIG/prefetchd.toml" ]; then
+    # A link is the operator's too, wherever it leads and whether or not that is there now.
+    if [ ! -e "$CONFIG/prefetchd.toml" ] && [ ! -L "$CONFIG/prefetchd.toml" ]; then
         install -m 0644 "$HERE/prefetchd.toml" "$CONFIG/prefetchd.toml"
     fi
 }
@@ -97,13 +103,17 @@ install_unit() {
     else
         install -d -m 0755 /run/prefetchd
     fi
+    if [ -d /run/systemd/system ]; then
+        systemctl daemon-reload
+    fi
 }
 
 start_service() {
     command -v systemctl >/dev/null || fail "installed, but there is no systemd to start it; run: prefetchd run"
     systemctl enable --quiet prefetchd.service
     if [ -d /run/systemd/system ]; then
-        systemctl daemon-reload
+        # A predecessor that failed too often would be the reason not to start this one.
+        systemctl reset-failed prefetchd.service 2>/dev/null || true
         systemctl restart prefetchd.service
         echo "prefetchd runs; next: prefetchd doctor, then curl http://127.0.0.1:9753/metrics"
     else

@@ -70,9 +70,10 @@ if [ -n "$missing" ]; then
     fi
 fi
 
-if [ ! -x .venv/bin/python ]; then
+# One that was interrupted while it was made has a python, but no pip.
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     echo "setup: creating .venv from /usr/bin/python3 (with Debian's bcc)"
-    /usr/bin/python3 -m venv --system-site-packages .venv
+    /usr/bin/python3 -m venv --clear --system-site-packages .venv
 fi
 echo "setup: installing the project${extras:+ with $extras}"
 log=$(mktemp)

@@ -17,7 +17,7 @@ usage() {
     cat <<'TEXT'
 usage: uninstall.sh [--keep-config]
 
-  --keep-config   leave /etc/prefetchd as it is
+  --keep-config   leave /etc/prefetchd and the unit's drop-ins as they are
 
 example: sudo /opt/prefetchd/share/uninstall.sh
 exit status: 0 nothing is left, 1 limits could not be released (nothing was removed then), 2 wrong usage
@@ -47,15 +47,16 @@ release_limits() {
 
 remove_files() {
     rm -f "$UNIT" "$TMPFILES" "$BASH_COMPLETION" "$ZSH_COMPLETION" "$MANUAL"
-    rm -rf "$UNIT.d" "$STATE"
+    rm -rf "$STATE"
     if [ "$(readlink "$LINK" 2>/dev/null)" = "$PREFIX/bin/prefetchd" ]; then
         rm -f "$LINK"
     fi
-    [ "$keep_config" = yes ] || rm -rf "$CONFIG"
+    [ "$keep_config" = yes ] || rm -rf "$CONFIG" "$UNIT.d"
     remove_folders
     rm -rf "$PREFIX"
     if [ -d /run/systemd/system ]; then
         systemctl daemon-reload
+        systemctl reset-failed prefetchd.service 2>/dev/null || true
     fi
 }
 

@@ -11,6 +11,7 @@ from agent.config import Config, DeviceRule
 from cgroup.devices import BlockDevice, Devices
 from cgroup.errors import DeviceRefused
 from cgroup.io_files import parse_scheduler
+from cgroup.mounts import Mounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +31,35 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """All devices, and (name in the configuration, reason) of the rules that resolve to none."""
+    """All devices, and (name in the configuration, reason) of the rules that resolve to none.
+
+    `hidden`: (name, the later name of the same device, whose rule is taken).
+    """
 
     devices: tuple[DeviceFacts, ...]
     refused: tuple[tuple[str, str], ...] = ()
+    hidden: tuple[tuple[str, str], ...] = ()
 
 
 def gather(host: Host, config: Config) -> DeviceMap:
     """Resolve every rule and describe every whole device of the host."""
     finder = Devices(str(host.at("/sys")), str(host.at("/dev")))
+    mounts = Mounts(finder, str(host.at("/proc/self/mountinfo")), str(host.at("/sys")))
     rules: dict[str, DeviceRule] = {}
-    refused = []
+    refused, hidden = [], []
     for rule in config.devices:
         try:
-            rules[finder.resolve(rule.device, rule.medium).device] = rule
+            device = mounts.resolve(rule.device, rule.medium).device
         except DeviceRefused as error:
             refused.append((rule.device, str(error)))
+        else:
+            if device in rules:
+                hidden.append((rules[device].device, rule.device))
+            rules[device] = rule
     found = [finder.resolve(one.device, rules[one.device].medium) if one.device in rules else one
              for one in finder.all()]  # fmt: skip
-    return DeviceMap(tuple(_facts(host, one, rules.get(one.device)) for one in found), tuple(refused))
+    described = tuple(_facts(host, one, rules.get(one.device)) for one in found)
+    return DeviceMap(described, tuple(refused), tuple(hidden))
 
 
 def _facts(host: Host, device: BlockDevice, rule: DeviceRule | None) -> DeviceFacts:
@@ -67,6 +78,9 @@ def check(facts: DeviceMap) -> Iterator[Finding]:
     """Judge the facts, device by device."""
     for name, why in facts.refused:
         yield failed(f"device.{name}", why, f"Correct the [[devices]] entry {name!r}.", "enforcing")
+    for name, later in facts.hidden:
+        evidence = f"is the same device as {later!r}, whose entry comes later and counts alone"
+        yield warning(f"device.{name}", evidence, f"Remove one of the two [[devices]] entries {name!r} and {later!r}.")
     if not facts.devices:
         yield note("device.none", "no disk of this host can be limited (loop, zram and RAM disks do not count)")
     known = {one.device.device: one.device for one in facts.devices}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,6 +12,9 @@ from agent import config
 from agent.client import AgentClient
 from agent.config import Config
 from agent.errors import UsageError
+
+ADDRESS_VARIABLE = "PREFETCHD_ADDRESS"
+"""Set in the agent's pod: it listens on the pod's own address there, which no configuration knows beforehand."""
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +37,8 @@ def add_address(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--address",
         metavar="ADDR:PORT|URL",
-        help=f"where the agent answers (default: the configuration's metrics.listen, else {config.DEFAULT_LISTEN})",
+        help=f"where the agent answers (default: ${ADDRESS_VARIABLE}, else the configuration's metrics.listen, else "
+        f"{config.DEFAULT_LISTEN})",
     )
     group.add_argument("--ca", default="", metavar="FILE", help="PEM file that signs the agent's certificate")
     group.add_argument("--certificate", default="", metavar="FILE", help="PEM file to identify with")
@@ -42,7 +47,7 @@ def add_address(parser: argparse.ArgumentParser) -> None:
 
 
 def client(args: argparse.Namespace) -> AgentClient:
-    """The client for `--address`, or for the address of the configuration where it can be read."""
+    """The client for `--address`, or for the address of environment or configuration, where that can be read."""
     return AgentClient(url=_url(args), ca=args.ca, certificate=args.certificate, key=args.key, auth_file=args.auth)
 
 
@@ -51,7 +56,8 @@ def _url(args: argparse.Namespace) -> str:
     secure = bool(args.ca or args.certificate)
     if address is None:
         section = _metrics_section(args)
-        address, secure = section.listen, secure or bool(section.certificate)
+        address = os.environ.get(ADDRESS_VARIABLE) or section.listen
+        secure = secure or bool(section.certificate)
     _refuse_password(address)
     if address.startswith(("http://", "https://")):
         return _checked(address, address)

@@ -1,4 +1,4 @@
-"""`prefetchd restore`: set every limit that an agent left behind to its prior value; needs no configuration."""
+"""`prefetchd restore`: set every limit that an agent left behind to its prior value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from agent.checks.state import lock_holder as instance_holder
-from agent.config import STATE_DIRECTORY
+from agent.commands import options
+from agent.config import STATE_DIRECTORY, Config, ConfigError
 from agent.errors import CannotEnforceError, PrefetchdError, UsageError
 from cgroup.errors import CgroupError, JournalBusy
 from cgroup.hierarchy import detect_hierarchy
@@ -39,8 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = "Put back every value in io.max and other control files that an agent left behind."
     parser.epilog = EPILOG
-    parser.add_argument("--state-directory", default=STATE_DIRECTORY, metavar="DIR", help=f"default: {STATE_DIRECTORY}")
-    parser.add_argument("--cgroup-root", default="", metavar="DIR", help="default: where cgroup v2 is mounted")
+    options.add_config(parser)
+    parser.add_argument(
+        "--state-directory", metavar="DIR", help=f"default: the configuration's, else {STATE_DIRECTORY}"
+    )
+    parser.add_argument(
+        "--cgroup-root", default="", metavar="DIR", help="default: the configuration's, else where cgroup v2 is mounted"
+    )
     parser.add_argument(
         "--running", action="store_true", help="have a running agent release everything and go on in mode dry-run"
     )
@@ -49,10 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Restore and say what was done."""
+    config = _configuration(args)
+    if args.state_directory is None:
+        args.state_directory = config.enforcement.state_directory
     if not args.state_directory:  # it would be the working folder
         raise UsageError("State directory '' names nothing; give that of the configuration, or leave the option out.")
     journal = Path(args.state_directory) / "journal"
-    root = args.cgroup_root or detect_hierarchy().root
+    root = args.cgroup_root or config.cgroup_root or detect_hierarchy().root
     if root is None:
         raise CannotEnforceError("No cgroup v2 is mounted here, so no limit of ours can stand; nothing to restore.")
     _check(Path(args.state_directory), root)
@@ -77,6 +86,17 @@ def main(args: argparse.Namespace) -> int:
     else:
         print(report)
     return 1 if report.errors else 0
+
+
+def _configuration(args: argparse.Namespace) -> Config:
+    """That of --config, else the usual one; one that cannot be used is said and keeps no limit from being restored."""
+    try:
+        return options.load_config(args)
+    except ConfigError as error:
+        if args.config is not None:
+            raise
+        print(f"looking in the usual places, as there is no configuration to be used: {error}", file=sys.stderr)
+        return Config()
 
 
 def _released(args: argparse.Namespace, journal: Path) -> bool:

@@ -23,6 +23,8 @@ FREE: dict[str, Any] = {"type": "object"}
 FREE_LIST: dict[str, Any] = {"type": "array", "items": {"type": "object"}}
 LABELS: dict[str, Any] = {"type": "object", "additionalProperties": STRING}
 DURATION: dict[str, Any] = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}
+RATE = r"^\s*[0-9]+(\.[0-9]*)?\s*[kmgtKMGT]?[iI]?[bB]?(/[sS])?\s*$"
+"""What `ByteRate.parse` takes for a text."""
 NAME: dict[str, Any] = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"}
 
 
@@ -76,8 +78,8 @@ def schema() -> dict[str, Any]:
         podAnnotations=LABELS,
         extraEnv=FREE_LIST,
         service=_closed(enabled=BOOLEAN),
-        serviceMonitor=_closed(enabled=BOOLEAN, interval=DURATION, labels=LABELS),
-        podMonitor=_closed(enabled=BOOLEAN, interval=DURATION, labels=LABELS),
+        serviceMonitor=_closed(enabled=BOOLEAN, interval=DURATION, labels=LABELS, tlsConfig=FREE, basicAuth=FREE),
+        podMonitor=_closed(enabled=BOOLEAN, interval=DURATION, labels=LABELS, tlsConfig=FREE, basicAuth=FREE),
         prometheusRule=_closed(enabled=BOOLEAN, labels=LABELS),
         dashboards=_closed(enabled=BOOLEAN, labels=LABELS),
         networkPolicy=_closed(enabled=BOOLEAN, **{"from": FREE_LIST}),
@@ -94,7 +96,7 @@ def _closed(**properties: Any) -> dict[str, Any]:
 
 def _schema_hook(kind: type) -> dict[str, Any]:
     if kind is ByteRate:
-        return {"oneOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": r"^\s*[0-9.]+\s*"}]}
+        return {"oneOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": RATE}]}
     raise NotImplementedError(kind)
 
 

@@ -143,6 +143,18 @@ def test_a_fragmented_file_becomes_contiguous_and_stays_what_it_is(folder):
     assert move(path) == 0, "it lies well now"
 
 
+def test_the_rights_of_the_unit_are_enough_for_somebody_elses_file(disk, folder):
+    path, _ = fragmented(folder)
+    os.chown(path, 1234, 1234)
+    lines = (PROJECT / "packaging" / "systemd" / "prefetchd.service").read_text().splitlines()
+    lists = [line.split("=")[1].split() for line in lines if line.startswith("CapabilityBoundingSet=")]
+    rights = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for names in lists for name in names)])
+    confined = ["setpriv", f"--bounding-set={rights}", "--inh-caps=-all", "--no-new-privs"]
+    subprocess.run([*confined, find_tool(disk[1]), "-v", str(path)], check=True, capture_output=True, timeout=60)
+    assert count_of(path) <= 2
+    assert path.stat().st_uid == 1234
+
+
 def test_a_file_with_two_names_is_moved_once_for_both(folder):
     path, _ = fragmented(folder)
     os.link(path, folder / "second")

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import venv
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,16 @@ def bare(tmp_path):
     return tmp_path / "tree", tools
 
 
-def run(tree, tools, tier="run"):
+def run(tree, tools, tier="run", **environment):
     command = ["sh", "packaging/setup.sh", tier]
     return subprocess.run(
-        command, cwd=tree, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=60, check=False
+        command,
+        cwd=tree,
+        env={"PATH": str(tools), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -52,6 +59,18 @@ def test_without_root_and_sudo_it_says_so(bare):
     done = run(tree, tools)
     assert done.returncode == 1
     assert "no sudo; run as root once to install:" in done.stderr
+
+
+def test_an_environment_whose_making_was_interrupted_is_made_anew(bare):
+    tree, tools = bare
+    for name, text in (("apt-get", "exit 1"), ("dpkg-query", "echo install ok installed")):
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+    venv.create(tree / ".venv", symlinks=True, with_pip=False)
+    done = run(tree, tools, PIP_NO_INDEX="1")
+    assert "setup: creating .venv" in done.stdout
+    assert "No module named pip" not in done.stderr
+    assert (tree / ".venv" / "bin" / "pip").exists()
 
 
 def test_running_it_again_is_silent_and_changes_nothing():

@@ -426,6 +426,26 @@ def test_a_cache_of_both_media_that_is_named_in_place_of_its_disks():
     assert "/dev/nvme0n1 (ssd), /dev/sda (hdd)" in told.fix
 
 
+def test_a_device_is_named_by_a_path_on_it_as_the_agent_takes_it_and_twice_is_told(tmp_path):
+    disk = "sys/class/block/sda"
+    host = lay_out(
+        tmp_path,
+        {
+            "proc/self/mountinfo": "40 23 8:0 / /no/such/data rw - ext4 /dev/sda rw\n",
+            **{f"{disk}/{name}": text for name, text in (("dev", "8:0"), ("size", "2048"), ("queue/rotational", "1"))},
+        },
+    )
+    (tmp_path / "sys/dev/block").mkdir(parents=True)
+    (tmp_path / "sys/dev/block/8:0").symlink_to("../../class/block/sda")
+    rules = (DeviceRule(device="/no/such/data"), DeviceRule(device="sda", medium="ssd"))
+    assert devices.gather(host, Config(devices=rules[:1])).devices[0].rule == rules[0]
+    seen = devices.gather(host, Config(devices=rules))
+    assert (seen.refused, seen.devices[0].rule) == ((), rules[1])
+    told = named(devices.check(seen), "device./no/such/data")
+    assert told.result is Result.WARNING
+    assert "same device as 'sda'" in told.evidence
+
+
 def test_gathering_from_a_made_up_host(tmp_path):
     host = lay_out(
         tmp_path,

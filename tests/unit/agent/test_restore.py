@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from agent import config
+from agent.__main__ import main
 from agent.commands import restore
 from agent.errors import PrefetchdError, UsageError
 from cgroup.journal import Entry, Journal, read_journal
@@ -55,6 +57,26 @@ def test_what_is_ours_is_restored_and_told(state, root):
     assert len(json.loads(done.stdout)["restored"]) == 1
     assert "rbps=max" in (root / "job" / "io.max").read_text()
     assert left(state) == 0
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_state_is_looked_for_where_the_configuration_keeps_it(state, root, tmp_path, monkeypatch, named):
+    """As the unit does once the agent was killed, and the chart before a pod ends: without an option."""
+    file = tmp_path / "node.toml"
+    file.write_text(f'cgroup_root = "{root}"\n[enforcement]\nstate_directory = "{state}"\n')
+    monkeypatch.setattr(config, "DEFAULT_PATH", file)
+    assert main(["restore", *(["--config", str(file)] if named else [])]) == 0
+    assert left(state) == 0
+
+
+def test_a_broken_configuration_keeps_no_limit(state, root, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "node.toml"
+    file.write_text("mode =")
+    monkeypatch.setattr(config, "DEFAULT_PATH", file)
+    assert main(["restore", "--state-directory", str(state), "--cgroup-root", str(root)]) == 0
+    assert "not valid TOML" in capsys.readouterr().err
+    assert left(state) == 0
+    assert main(["restore", "--config", str(file)]) == 2
 
 
 @pytest.mark.parametrize("wrong", ["/nonexistent", "/etc/passwd", "/tmp"])

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import http.client
 import json
+import shutil
 import socket
 import socketserver
 import ssl
@@ -11,6 +12,7 @@ import subprocess
 import threading
 import time
 from http.server import ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
@@ -106,7 +108,10 @@ def test_bad_password_files(serve, tmp_path, text, mode, words):
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """(certificate, key) of 127.0.0.1, PEM files."""
-    folder = tmp_path_factory.mktemp("tls")
+    return issue(tmp_path_factory.mktemp("tls"))
+
+
+def issue(folder):
     key, cert = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
@@ -114,6 +119,22 @@ def certificate(tmp_path_factory):
         check=True, capture_output=True,
     )  # fmt: skip
     return cert, key
+
+
+def test_a_renewed_certificate_is_taken_up_and_half_of_one_is_not(serve, certificate, tmp_path):
+    """A cluster renews them every few weeks; nobody restarts an agent for that."""
+    (tmp_path / "new").mkdir()
+    new, new_key = issue(tmp_path / "new")
+    before, after = (ssl.create_default_context(cafile=str(cert)) for cert in (certificate[0], new))
+    cert, key = (shutil.copy(path, tmp_path) for path in certificate)
+    endpoint = serve(certificate=cert, key=key)
+    assert get(endpoint, "/healthz", context=before)[0] == 200
+    shutil.copy(new, cert)
+    assert get(endpoint, "/healthz", context=before)[0] == 200
+    shutil.copy(new_key, key)
+    assert get(endpoint, "/healthz", context=after)[0] == 200
+    Path(cert).unlink()
+    assert get(endpoint, "/healthz", context=after)[0] == 200
 
 
 def test_tls_with_client_certificates(serve, certificate):

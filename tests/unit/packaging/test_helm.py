@@ -12,7 +12,10 @@ import yaml
 
 from agent import config as agent_config
 from agent.__main__ import build_parser
+from agent.commands import options
 from agent.commands.restore import RELEASE_SECONDS
+from agent.pid import GAINS_BY_MEDIUM
+from agent.settings import policy_settings
 from tests.unit.packaging.support import PACKAGING
 
 CHART = PACKAGING / "helm" / "prefetchd"
@@ -100,6 +103,7 @@ def test_schema_knows_every_default():
         {"config": {"mode": "enforced"}},
         {"config": {"pools": {}}},
         {"config": {"devices": [{"device": "/dev/sda", "medium": "tape"}]}},
+        {"config": {"devices": [{"device": "/dev/sda", "read_bytes_per_second": "6.5 GBit"}]}},
         {"port": 0},
         {"hostNetwork": "yes"},
         {"tolerances": []},
@@ -111,10 +115,26 @@ def test_wrong_values_are_refused_before_anything_is_installed(values):
 
 
 @pytest.mark.parametrize(
+    "rate", ["6.5 GB", "120 MiB", "1.5e9", "7", "2GB/s", "3 gib", "4.", "5 B/s", "6.5 parsecs", ""]
+)
+def test_the_schema_takes_the_rates_that_the_agent_takes(rate):
+    try:
+        agent_config.ByteRate.parse(rate)
+    except ValueError:
+        with pytest.raises(helm_python.HelmValuesError):
+            render({"config": {"devices": [{"device": "/dev/sda", "read_bytes_per_second": rate}]}})
+    else:
+        render({"config": {"devices": [{"device": "/dev/sda", "read_bytes_per_second": rate}]}})
+
+
+@pytest.mark.parametrize(
     "values",
     [
         {"networkPolicy": {"enabled": True}},
         {"serviceMonitor": {"enabled": True}, "service": {"enabled": False}},
+        {"tls": {"requireClientCertificate": True}},
+        {"podMonitor": {"enabled": True}, "basicAuth": {"secretName": "users"}},
+        {"serviceMonitor": {"enabled": True}, "tls": {"secretName": "tls", "requireClientCertificate": True}},
     ],
 )
 def test_values_that_contradict_each_other_are_refused(values):
@@ -154,6 +174,24 @@ def test_limits_are_released_before_the_pod_ends():
 def test_the_endpoint_listens_on_the_pods_address_of_either_family(address):
     listen = container(render({}))["args"][-1].replace("$(POD_IP)", address)
     assert agent_config.split_address(listen) == (address, 9753)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7"])
+@pytest.mark.parametrize(("variant", "scheme"), [("default", "http"), ("secure", "https")])
+def test_commands_run_in_the_pod_ask_where_the_agent_listens(monkeypatch, tmp_path, variant, scheme, address):
+    manifests = render(values_of(variant) | {"port": 9000})
+    variables = {variable["name"]: variable.get("value", "") for variable in container(manifests)["env"]}
+    monkeypatch.setenv("PREFETCHD_ADDRESS", variables["PREFETCHD_ADDRESS"].replace("$(POD_IP)", address))
+    file = tmp_path / "prefetchd.toml"
+    file.write_text(one(manifests, "ConfigMap")["data"]["prefetchd.toml"])
+    asked = options.client(build_parser("doctor").parse_args(["doctor", "--config", str(file)]))
+    host = f"[{address}]" if ":" in address else address
+    assert asked.url == f"{scheme}://{host}:9000"
+
+
+def test_the_values_to_begin_enforcing_with_leave_the_controller_as_it_was_tuned():
+    config = agent_configuration(render(values_of("enforce")))
+    assert policy_settings(config).gains == GAINS_BY_MEDIUM
 
 
 def test_rights_are_those_of_reading_pods_only():
@@ -198,6 +236,13 @@ def test_scraping_keeps_the_training_jobs_name_and_calls_the_target_prefetchd(va
     assert {"targetLabel": "job", "replacement": "prefetchd"} in endpoint["relabelings"]
     selector = spec["selector"]["matchLabels"].items()
     assert selector <= one(render({}), "DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_prometheus_shows_what_a_secured_endpoint_asks_for():
+    (endpoint,) = one(render(values_of("secure")), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+    assert {"cert", "keySecret"} <= set(endpoint["tlsConfig"])
+    assert set(endpoint["basicAuth"]) == {"username", "password"}
 
 
 def test_rules_in_the_cluster_are_those_of_the_file(tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,9 +19,14 @@ UNIT = PACKAGING / "systemd" / "prefetchd.service"
 PYTHON = "/opt/prefetchd/bin/python"
 COMPLETIONS = "/usr/local/share/bash-completion/completions"
 NEIGHBOUR = f"{COMPLETIONS}/another-program"
+DROP_IN = "/etc/systemd/system/prefetchd.service.d"
+FAKE_SYSTEMCTL = """#!/bin/sh
+echo "$1" >>/tmp/asked
+[ "$1" != is-active ] || { echo activating; exit 3; }"""
+SYSTEMD_IS_TOLD = ["is-active", "stop", "daemon-reload", "enable", "reset-failed", "restart"]
 MANUAL = "/usr/local/man/man8/prefetchd.8"  # /usr/local/man is a link to share/man
 EXPOSURE_LIMIT = 5.0
-"""What `systemd-analyze security` may at most say of 10.0 for no confinement; a root daemon that loads BPF has 4.9."""
+"""What `systemd-analyze security` may at most say of 10.0 for no confinement; a root daemon that loads BPF has 5.0."""
 
 
 @pytest.fixture
@@ -44,7 +50,8 @@ def test_a_nodes_life_from_install_to_removal(node, project_version):
     packages, *steps, start, ask = written_steps()
     assert set(packages.removeprefix("apt-get install ").split()) <= {*listed_packages(), "curl"}
     # `doctor` ends with 3 on a node that cannot enforce, as this one may be.
-    follow(node, [step if step != "prefetchd doctor" else f"{step} || [ $? = 3 ]" for step in steps])
+    follow(node, ["umask 077", *(step if step != "prefetchd doctor" else f"{step} || [ $? = 3 ]" for step in steps)])
+    node.run("setpriv --reuid nobody --clear-groups prefetchd --version")
     verified = node.run("systemd-analyze verify prefetchd.service")
     assert "prefetchd" not in verified.stdout + verified.stderr
     assert start == "systemctl enable --now prefetchd"
@@ -66,13 +73,28 @@ def test_a_nodes_life_from_install_to_removal(node, project_version):
     assert node.run("cat /etc/prefetchd/prefetchd.toml").stdout == 'mode = "dry-run"\n'
     node.run(f"{PYTHON} -c 'import agent.kube_client'")
     assert unmet_requirements(node) == []
+    assert upgraded_beside_systemd(node, project_version) == SYSTEMD_IS_TOLD
+    node.run(f"{PYTHON} -c 'import agent.kube_client'")
 
-    node.run(f"touch {NEIGHBOUR}")
+    node.run(f"touch {NEIGHBOUR}; mkdir {DROP_IN}; touch {DROP_IN}/ours.conf")
     node.run("/opt/prefetchd/share/uninstall.sh --keep-config")
-    assert set(node.leftovers()) - {"/etc/prefetchd", "/etc/prefetchd/prefetchd.toml"} == with_new_folders(NEIGHBOUR)
+    kept = {"/etc/prefetchd", "/etc/prefetchd/prefetchd.toml", DROP_IN, f"{DROP_IN}/ours.conf"}
+    assert set(node.leftovers()) - kept == with_new_folders(NEIGHBOUR)
     node.run(f"rm {NEIGHBOUR}; cd /usr/local/share && rmdir -p --ignore-fail-on-non-empty bash-completion/completions")
     node.run(f"/tmp/shared/prefetchd-{project_version}/uninstall.sh")
     assert node.leftovers() == []
+
+
+def upgraded_beside_systemd(node, version):
+    """What the installer asks of systemd where the agent fails and is started again and again; its link stays one."""
+    return node.run(
+        "set -e; mkdir -p /run/systemd/system /usr/local/sbin; rm /etc/prefetchd/prefetchd.toml; "
+        "ln -s /later/prefetchd.toml /etc/prefetchd/prefetchd.toml; "
+        f"printf '%s\\n' {shlex.quote(FAKE_SYSTEMCTL)} >/usr/local/sbin/systemctl; chmod 755 /usr/local/sbin/*; "
+        f"/tmp/shared/prefetchd-{version}/install.sh >/dev/null; "
+        "test $(readlink /etc/prefetchd/prefetchd.toml) = /later/prefetchd.toml; "
+        "rm -r /usr/local/sbin/systemctl /run/systemd/system; cat /tmp/asked"
+    ).stdout.splitlines()
 
 
 def shells_and_manual(node):

@@ -112,14 +112,22 @@ httpGet:
 
 {{/* Scrape settings that ServiceMonitor and PodMonitor share; `job` stays the training job, `instance` is the node. */}}
 {{- define "prefetchd.scrape" -}}
+{{- $monitor := index .root.Values .monitor -}}
+{{- $tls := default dict $monitor.tlsConfig -}}
+{{- if and .root.Values.basicAuth.secretName (not $monitor.basicAuth) }}{{ fail (printf "%s.enabled with basicAuth.secretName needs %s.basicAuth, the user and password to scrape with." .monitor .monitor) }}{{ end }}
+{{- if and .root.Values.tls.requireClientCertificate (not $tls.cert) }}{{ fail (printf "%s.enabled with tls.requireClientCertificate needs %s.tlsConfig.cert and keySecret, the certificate to scrape with." .monitor .monitor) }}{{ end -}}
 port: metrics
 path: /metrics
-interval: {{ .interval }}
+interval: {{ $monitor.interval }}
 honorLabels: true
 scheme: {{ include "prefetchd.scheme" .root }}
 {{- if .root.Values.tls.secretName }}
 tlsConfig:
-  insecureSkipVerify: true
+  {{- toYaml (default (dict "insecureSkipVerify" true) $monitor.tlsConfig) | nindent 2 }}
+{{- end }}
+{{- with $monitor.basicAuth }}
+basicAuth:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 relabelings:
   - sourceLabels: [__meta_kubernetes_pod_node_name]
