@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import PrefetchdError, UsageError, reason
+from agent.units import printable
 
 MAX_STATE_BYTES = 256 * 2**20
 """A longer answer is not read to its end."""
@@ -20,6 +21,15 @@ MAX_STATE_BYTES = 256 * 2**20
 
 class AgentUnreachable(PrefetchdError):  # noqa: N818 - says what happened
     """Nobody answers, or not an agent."""
+
+
+def for_terminal(value: Any) -> Any:
+    """The state with every text as a terminal may have it: a cgroup is called whatever its maker likes."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {for_terminal(key): for_terminal(one) for key, one in value.items()}
+    return [for_terminal(one) for one in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.config import BestEffortRule, Config, JobRule
 from agent.types import Job, JobId
+from agent.units import printable
 from cgroup.patterns import matches
 from cgroup.pods import ExecRef, PodRef, SlurmRef, identify, protected
 from cgroup.tree import Cgroup, ancestors
@@ -101,7 +102,7 @@ def _describe(cgroup: Cgroup, rule: JobRule | BestEffortRule, pod: PodInfo | Non
         weight = _weight(pod.annotations.get(WEIGHT_ANNOTATION, ""), weight)
     return Job(
         id=cgroup.id,
-        name=_printable(rule.name or _name(cgroup.path, pod)),
+        name=printable(rule.name or _name(cgroup.path, pod)),
         path=cgroup.path,
         training=training,
         weight=weight,
@@ -133,11 +134,6 @@ def _name(path: str, pod: PodInfo | None) -> str:
         return owner.name
     last = path.rsplit("/", 1)[-1]
     return last.removesuffix(".slice").removesuffix(".scope").removesuffix(".service")
-
-
-def _printable(name: str) -> str:
-    """A cgroup may be called anything but `/` and a line break; metrics want UTF-8, terminals no control characters."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in name)
 
 
 def _unique(jobs: list[Job]) -> tuple[Job, ...]:

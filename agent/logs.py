@@ -11,6 +11,7 @@ import time
 from typing import TextIO
 
 from agent.config import LogSection
+from agent.units import printable
 
 _SYSTEMD_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -22,11 +23,6 @@ _PIECE = 1024
 """Characters, at most one page as UTF-8: a pipe tells that it can be written to as soon as a page of it is free."""
 
 
-def _printable(text: str) -> str:
-    """What came from outside, names above all, may not steer a terminal or begin a line of its own."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
-
-
 class TextFormatter(logging.Formatter):
     """`12:30:01.123 warning agent.loop: text`; under systemd a priority prefix instead of the clock."""
 
@@ -35,7 +31,7 @@ class TextFormatter(logging.Formatter):
         self._journald = journald
 
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{record.levelname.lower()} {record.name}: {_printable(record.getMessage())}"
+        text = f"{record.levelname.lower()} {record.name}: {printable(record.getMessage())}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         if self._journald:

@@ -73,17 +73,22 @@ class Book:
     def __init__(self) -> None:
         self.known: dict[FileId, Known] = {}
         self.leaves: dict[FileId, Leave] = {}
+        self._unseen: dict[FileId, None] = {}
         self._fragmented: dict[FileId, int] = {}
-        self._looked: set[FileId] = set()
         self._again_at: dict[FileId, float] = {}
         self._first_try: dict[FileId, float] = {}
         self._moved: dict[int, tuple[int, int]] = {}
         self.moving: FileId | None = None
 
+    def note(self, file: FileId, known: Known) -> None:
+        """A job has this file open: a new one, or one that a job that is no longer served had before."""
+        if file not in self.known:
+            self._unseen[file] = None
+        self.known[file] = known
+
     def unseen(self, jobs: Collection[int]) -> FileId | None:
         """A file of these jobs that nobody has looked at."""
-        known = tuple(self.known.items())
-        return next((file for file, one in known if file not in self._looked and one.job in jobs), None)
+        return next((file for file in tuple(self._unseen) if self.known[file].job in jobs), None)
 
     def fragmented(self, jobs: Collection[int], now: float) -> FileId | None:
         """A file of these jobs that is to be moved, now (monotonic seconds)."""
@@ -92,7 +97,7 @@ class Book:
 
     def looked_at(self, file: FileId, found: int | Leave) -> None:
         """What the first look said: bytes of a fragmented file, 0, or a reason."""
-        self._looked.add(file)
+        self._unseen.pop(file, None)
         if isinstance(found, Leave):
             self.leaves[file] = found
         elif found:
@@ -113,12 +118,15 @@ class Book:
 
     def mends(self) -> dict[int, Mend]:
         """How it stands, by job."""
-        found = {}
-        moving = self.known[self.moving].job if self.moving is not None else None
-        for job in {one.job for one in tuple(self.known.values())}:
-            left = [size for file, size in tuple(self._fragmented.items()) if self.known[file].job == job]
-            found[job] = Mend(*self._moved.get(job, (0, 0)), len(left), sum(left), job == moving)
-        return found
+        left: dict[int, list[int]] = {job: [] for job in {one.job for one in tuple(self.known.values())}}
+        for file, size in tuple(self._fragmented.items()):
+            left[self.known[file].job].append(size)
+        moving = self.moving  # the other thread ends it at any moment
+        mover = self.known[moving].job if moving is not None else None
+        return {
+            job: Mend(*self._moved.get(job, (0, 0)), len(sizes), sum(sizes), job == mover)
+            for job, sizes in left.items()
+        }
 
 
 class Mover:
@@ -173,13 +181,21 @@ class Mover:
         """Note what files the jobs have open, on their disks; what a file is like is found out by the other thread."""
         for target in tuple(self._targets.values()):
             for pid in files.processes_of(target.folder):
-                fresh = [one for one in files.look_at(pid).files if one.file not in self._book.known]
+                fresh = [one for one in files.look_at(pid).files if self._is_fresh(one.file, target)]
                 theirs = tuple(mounts_of(pid)) if fresh else ()
                 theirs = self._mounts.setdefault(theirs, theirs)
-                for one in fresh[: max(0, MOST_FILES - len(self._book.known))]:
-                    path = files.name_of(one) if self._resolver.devices_of(one.file[0]) & target.devices else ""
-                    if path:
-                        self._book.known[one.file] = Known(target.job, path, theirs)
+                for one in fresh:
+                    if path := files.name_of(one):
+                        self._book.note(one.file, Known(target.job, path, theirs))
+
+    def _is_fresh(self, file: FileId, target: Target) -> bool:
+        """Whether it is on the job's disks, and nobody's yet or that of a job that is no longer served.
+
+        That one may have ended; who reads its files now may be the same job, started again.
+        """
+        known = self._book.known.get(file)
+        is_open = len(self._book.known) < MOST_FILES if known is None else known.job not in self._targets
+        return is_open and bool(self._resolver.devices_of(file[0]) & target.devices)
 
     def _work(self) -> None:
         """The other thread: one file after the other."""
@@ -195,8 +211,10 @@ class Mover:
 
     def _move_one(self, file: FileId, jobs: Mapping[int, Target]) -> None:
         known = self._book.known[file]
-        self._move.bytes_per_second = jobs[known.job].bytes_per_second
-        self._move.requests_per_second = jobs[known.job].requests_per_second
+        target = jobs.get(known.job)
+        if target is None:  # it has become another job's just now
+            return
+        self._move.bytes_per_second, self._move.requests_per_second = target[3:]
         self._book.moving = file
         with suppress(Stopped):
             self._book.tried(file, self._move.carry_out(known.path, file, known.theirs), time.monotonic())

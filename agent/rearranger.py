@@ -85,8 +85,10 @@ class DiskWatch:
     def look(self, now: float, devices: Iterable[str]) -> Mapping[str, Disk]:
         """The disks that were watched for long enough; others are forgotten."""
         wanted = set(devices)
+        self._first = {device: one for device, one in self._first.items() if device in wanted}
+        self._queues = {device: one for device, one in self._queues.items() if device in wanted}
+        self._found = {device: one for device, one in self._found.items() if device in wanted}
         if not wanted:
-            self._first, self._queues, self._found = {}, {}, {}
             return self._found
         disks = parse_diskstats(self._read())
         for device in wanted & disks.keys():

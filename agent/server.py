@@ -182,7 +182,11 @@ class _Server(ThreadingHTTPServer):
             return
         with self._lock:
             self._waiting[client_address] = request, time.monotonic() + CLIENT_TIMEOUT_SECONDS
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be had now; its place must be there for the next
+            self._leave(client_address)
+            raise
 
     def service_actions(self) -> None:
         """Called twice a second: hang up on those that took too long, however busily they send."""
@@ -212,10 +216,13 @@ class _Server(ThreadingHTTPServer):
         except OSError:
             self.shutdown_request(request)
         finally:
-            self.request_is_there(client_address)
-            self._slots.release()
-            with self._lock:
-                self._leaving.discard(client_address)
+            self._leave(client_address)
+
+    def _leave(self, client: Any) -> None:
+        self.request_is_there(client)
+        self._slots.release()
+        with self._lock:
+            self._leaving.discard(client)
 
     def _encrypted(self, context: ssl.SSLContext, request: socket.socket, client: Any) -> ssl.SSLSocket:
         """The encrypted connection takes the descriptor over, and with it the place among those that wait."""

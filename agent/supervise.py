@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.job_cgroup import POLL_SECONDS, JobCgroup, making, scope_of
+from agent.job_cgroup import POLL_SECONDS, ExecError, JobCgroup, making, scope_of
 
 PASSED_ON = frozenset(
     {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
@@ -89,7 +89,7 @@ def _signals_blocked() -> Iterator[set[signal.Signals]]:
 def _start(
     argv: Sequence[str], mask: set[signal.Signals], account: pwd.struct_passwd | None, enter: Callable[[], None]
 ) -> subprocess.Popen[bytes]:
-    """Start the command with the caller's own descriptors, after `enter` has moved it."""
+    """Start the command with the caller's own descriptors, after `enter` has moved it. Raises ExecError, OSError."""
 
     def prepare() -> None:
         enter()
@@ -103,7 +103,14 @@ def _start(
     if account is not None:
         environment |= {"HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name}
     # No thread runs in this process, so Python code between fork and exec is safe.
-    return subprocess.Popen(argv, env=environment, close_fds=False, preexec_fn=prepare)  # noqa: PLW1509
+    try:
+        return subprocess.Popen(argv, env=environment, close_fds=False, preexec_fn=prepare)  # noqa: PLW1509
+    except subprocess.SubprocessError:  # whatever `prepare` raised, this is all that comes through
+        user = f" or become user {account.pw_name!r}" if account else ""
+        raise ExecError(
+            f"Command {argv[0]!r} was not started: it cannot enter its cgroup{user}; run as root, outside of a "
+            "container."
+        ) from None
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:

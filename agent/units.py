@@ -1,4 +1,4 @@
-"""Numbers as people read them: short, with their unit, `?` where unknown. Pure."""
+"""Numbers as people read them: short, with their unit, `?` where unknown; and names that are safe to show. Pure."""
 
 from __future__ import annotations
 
@@ -77,3 +77,14 @@ def queue(depth: float | None, capacity: float | None) -> str:
     ('2/8', '?/8', '1.5/?')
     """
     return f"{UNKNOWN if depth is None else _short(depth)}/{UNKNOWN if capacity is None else _short(capacity)}"
+
+
+def printable(text: str) -> str:
+    r"""What came from outside, names above all, may not steer a terminal, begin a line of its own, or be no UTF-8.
+
+    >>> printable("a\x1b[2J\n\udcff")
+    'a\\x1b[2J\\n\\udcff'
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from agent.client import for_terminal
 from agent.commands import options
 from agent.commands.terminal import colours_wanted, hanging, paint, text_columns
 from agent.errors import UsageError
@@ -46,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(row, indent=1))
         return 0
     colours, columns = colours_wanted(), text_columns()
-    for line in explain(row, state):
+    for line in explain(for_terminal(row), for_terminal(state)):
         indent = len(line) - len(line.lstrip())
         text = hanging(" " * indent, [line.strip()], columns, indent)
         print(paint(text, "bold", colours=colours and not indent and bool(line)))

@@ -141,14 +141,14 @@ def _line(summary: dict[str, Any], devices: Mapping[str, str]) -> str:
         capped = f"capped {percent(ratio)} of the time"
         if ratio:
             capped += f" at {percent(summary['mean_cap_ratio'][device])} on average"
-        parts.append(f"{devices[device]} {capped}, with a loan {percent(summary['lent_ratio'][device])}")
+        parts.append(f"{devices.get(device, device)} {capped}, with a loan {percent(summary['lent_ratio'][device])}")
     causes = [f"{cause} {percent(ratio)}" for cause, ratio in summary["causes"].items() if cause != "none"]
     return "; ".join([*parts, ", ".join(causes)] if causes else parts)
 
 
 def _difference(one: Difference, devices: Mapping[str, str], label: str) -> str:
     clock = _clock(one.wall) + f"{one.wall % 1:.1f}"[1:]
-    where = f" on {devices[one.device]}" if one.device else ""
+    where = f" on {devices.get(one.device, one.device)}" if one.device else ""
     return f"{clock} {label}{where}: {one.what} {_value(one.what, one.recorded)} -> {_value(one.what, one.replayed)}"
 
 

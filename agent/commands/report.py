@@ -12,6 +12,7 @@ from agent.errors import PrefetchdError, UsageError
 from agent.recording import read
 from agent.report.gather import gather
 from agent.report.page import MAX_JOBS, render
+from agent.units import printable
 from agent.whole_file import replacing
 
 EPILOG = """\
@@ -52,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         raise PrefetchdError(f"Recording {str(args.file)!r} holds no pass that can be read.")
     if not story.passes:
         raise PrefetchdError(f"Recording {str(args.file)!r} holds no pass yet; let the agent run a moment longer.")
-    page = render(story, args.title or args.file.name, args.jobs)
+    page = render(story, printable(args.title or args.file.name), args.jobs)
     if str(args.output) == "-":
         sys.stdout.write(page)
         return 0

@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from agent.client import AgentClient
+from agent.client import AgentClient, for_terminal
 from agent.commands import options
 from agent.commands.terminal import colours_wanted
 from agent.errors import PrefetchdError, UsageError
@@ -87,7 +87,7 @@ def _frames(client: AgentClient, view: View, console: Console, args: argparse.Na
     width = console.width if sys.stdout.isatty() else max(80, int(os.environ.get("COLUMNS") or 80))
     canvas = Canvas(width, 10_000, ascii_only=_ascii(args, console), keys=False)
     while True:
-        state = client.state()
+        state = for_terminal(client.state())
         trace.add(state)
         for line in draw(state, view, trace, canvas).lines:
             console.print(line, soft_wrap=True)
@@ -111,14 +111,14 @@ class _Poll:
 def _poll(client: AgentClient, poll: _Poll, interval: float, stop: threading.Event) -> None:
     while not stop.wait(interval):
         try:
-            poll.state, poll.problem, poll.seen = client.state(), "", time.monotonic()
+            poll.state, poll.problem, poll.seen = for_terminal(client.state()), "", time.monotonic()
         except PrefetchdError as error:
             poll.problem = str(error)
 
 
 def _live(client: AgentClient, view: View, console: Console, args: argparse.Namespace) -> int:
     """The full-screen view."""
-    poll = _Poll(client.state(), seen=time.monotonic())
+    poll = _Poll(for_terminal(client.state()), seen=time.monotonic())
     stop = threading.Event()
     thread = threading.Thread(target=_poll, args=(client, poll, args.interval, stop), daemon=True)
     thread.start()

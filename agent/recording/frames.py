@@ -79,10 +79,7 @@ def _next_head(file: BinaryIO, start: int) -> int | None:
     return None
 
 
-def good_length(file: BinaryIO) -> int:
-    """How many bytes from the start of the file there are up to the end of the last whole frame."""
+def is_framed(file: BinaryIO) -> bool:
+    """Whether there is any whole frame in the file; a sound one is not read beyond its first."""
     file.seek(0)
-    end = 0
-    for _, _, end in frames(file):  # noqa: B007 - the last one counts
-        pass
-    return end
+    return next(frames(file), None) is not None

@@ -20,6 +20,7 @@ from agent.recording.inputs import BUCKETS, Events, Flat, Path, unflatten
 from agent.recording.outputs import restored
 from agent.recording.recorder import VERSION
 from agent.types import Capacity, DeviceInfo, DeviceView, Job, JobId, Medium
+from agent.units import printable
 
 
 class RecordingError(PrefetchdError):
@@ -58,6 +59,9 @@ _TEXTS = frozenset({"source", "grade", "cause", "iteration_source", "why", "mode
 _LARGEST = 2**80
 """Above every counter, also one of squares."""
 _MOST_BUCKETS = 1024
+_MOST_INFLATED = 128 * 2**20
+"""Bytes that the passes of one frame may have before they are compressed: zlib makes a thousandth of zeros, so that a
+frame of the largest size could ask for 16 GB."""
 _LAST_WALL_MS = 2**48
 """In the year 10889; some systems have no calendar beyond."""
 
@@ -177,7 +181,10 @@ class _Decoder:
     devices: tuple[DeviceInfo, ...] = ()
 
     def passes(self, contents: bytes) -> Iterator[Moment]:
-        for record in _RECORDS.decode(self.inflate.decompress(contents)):
+        passes = self.inflate.decompress(contents, _MOST_INFLATED)
+        if self.inflate.unconsumed_tail:
+            raise ValueError(f"passes of more than {_MOST_INFLATED:,} bytes")
+        for record in _RECORDS.decode(passes):
             yield self._moment(record)
 
     def _moment(self, record: _Record) -> Moment:
@@ -245,6 +252,8 @@ def _sound(path: Path, value: Any) -> Any:
     is_text = path[-1] in _TEXTS or path[0] == "note"
     if is_text != isinstance(value, str) or (not is_text and not -_LARGEST < value < _LARGEST):
         raise ValueError(f"{path} {str(value)[:40]!r}")
+    if is_text:
+        return printable(value)
     if path[-1] == BUCKETS and not 0 <= value <= _MOST_BUCKETS:
         raise ValueError(f"{value} buckets")
     return value
@@ -258,10 +267,10 @@ def _split(path: Path) -> tuple[tuple[str | int, ...], Path]:
 def _device(device: str, name: str, medium: str, capacity: tuple[float, float, float, float] | None) -> DeviceInfo:
     if capacity is not None and not all(number > 0.0 for number in capacity):
         raise ValueError(f"capacity {capacity}")
-    return DeviceInfo(device, name, Medium(medium), Capacity(*capacity) if capacity else None)
+    return DeviceInfo(device, printable(name), Medium(medium), Capacity(*capacity) if capacity else None)
 
 
 def _job(job: int, name: str, path: str, training: bool, weight: float, namespace: str, pod: str) -> Job:
     if not 0.0 < weight < _LARGEST:
         raise ValueError(f"weight {weight}")
-    return Job(job, name, path, training, weight, namespace, pod)
+    return Job(job, printable(name), printable(path), training, weight, printable(namespace), printable(pod))

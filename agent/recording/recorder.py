@@ -16,7 +16,7 @@ import msgspec
 from agent.config import Config
 from agent.errors import PrefetchdError
 from agent.job_sample import JobSample
-from agent.recording.frames import HEAD, PASSES, frame, good_length
+from agent.recording.frames import HEAD, PASSES, frame, is_framed
 from agent.recording.inputs import Flat, Path, flatten
 from agent.recording.outputs import job_outputs, node_outputs
 from agent.types import DeviceView, Job, JobId, JobReport, TickReport
@@ -47,7 +47,7 @@ def _open(path: FilePath) -> tuple[BinaryIO, int]:
     """The file, made where there is none, and its length. Raises PrefetchdError."""
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640), "r+b")
-        is_recording = good_length(file) > 0
+        is_recording = is_framed(file)
         length = file.seek(0, os.SEEK_END)
     except OSError as error:
         raise PrefetchdError(

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -237,6 +238,19 @@ def test_command_can_run_as_another_user(job):
     done = run(job, sys.executable, "-c", script, options=("--user", "daemon"))
     assert json.loads(done.stdout) == [[1, 1, 1], [1, 1, 1], "/usr/sbin"]
     assert run(job, "true", options=("--user", "no-such-user")).returncode == 125
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
+def test_a_user_that_one_cannot_become_is_said_and_leaves_nothing(job):
+    """Root alone is not enough in a container."""
+    command = ["setpriv", "--bounding-set", "-setuid,-setgid", "--inh-caps", "-all"]
+    done = subprocess.run(
+        [*command, *argv(job, "true", options=("--user", "nobody"))],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 125
+    assert done.stderr.count("\n") == 1
+    assert "become user 'nobody'" in done.stderr
 
 
 def test_many_at_once_do_not_disturb_each_other(job):

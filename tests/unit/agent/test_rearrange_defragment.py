@@ -1,9 +1,12 @@
 """Which fragmented files are moved: every reason to leave one, and what counts as fragmented."""
 
+import socket
+import time
 from dataclasses import replace
 
 import pytest
 
+from agent import rearrange_mover
 from agent.rearrange import MIB, Extent
 from agent.rearrange_defragment import (
     FEWEST_PIECES,
@@ -18,7 +21,9 @@ from agent.rearrange_defragment import (
     why_leave,
 )
 from agent.rearrange_facts import Here, path_here
-from agent.rearrange_mover import GIVE_UP_SECONDS, LATER_SECONDS, SOON_SECONDS, Book, Known
+from agent.rearrange_files import Looked, OpenFile
+from agent.rearrange_mover import GIVE_UP_SECONDS, LATER_SECONDS, SOON_SECONDS, Book, Known, Mover
+from agent.rearrange_mover import Target as MoverTarget
 from cgroup.mountinfo import parse_mountinfo
 
 SIZE = 16 * MIB
@@ -146,7 +151,8 @@ A, B, C = (1, 1), (1, 2), (1, 3)
 @pytest.fixture
 def book():
     made = Book()
-    made.known = {A: Known(7, "/a", ()), B: Known(7, "/b", ()), C: Known(8, "/c", ())}
+    for file, job, path in ((A, 7, "/a"), (B, 7, "/b"), (C, 8, "/c")):
+        made.note(file, Known(job, path, ()))
     return made
 
 
@@ -217,3 +223,86 @@ def test_a_file_that_lay_well_by_then_is_not_counted(book):
     book.looked_at(A, SIZE)
     book.tried(A, 0, 0.0)
     assert book.mends()[7] == Mend(0, 0, 0, 0)
+
+
+class Moving(Book):
+    """A book in which a file stops being moved at the moment in which somebody asks."""
+
+    asked = 0
+
+    @property
+    def moving(self):
+        self.asked += 1
+        return A if self.asked == 1 else None
+
+    @moving.setter
+    def moving(self, file):
+        pass
+
+
+def test_a_move_that_ends_while_it_is_told_of_does_not_end_the_mover():
+    made = Moving()
+    made.note(A, Known(7, "/a", ()))
+    assert made.mends()[7].is_moving
+
+
+def test_a_file_of_a_job_that_was_restarted_is_moved_for_the_new_one(book):
+    book.looked_at(A, SIZE)
+    book.note(A, Known(9, "/a", ()))
+    assert book.unseen({9}) is None
+    assert book.fragmented({9}, 0.0) == A
+    assert book.mends()[9] == Mend(0, 0, 1, SIZE)
+
+
+def test_looking_at_every_file_does_not_take_the_square_of_the_time():
+    made = Book()
+    for number in range(8000):
+        made.note((1, number), Known(7, "/a", ()))
+    began = time.process_time()
+    while (file := made.unseen({7})) is not None:
+        made.looked_at(file, 0)
+    assert time.process_time() - began < 1.0
+
+
+@pytest.fixture
+def mover(monkeypatch):
+    """A mover whose job has one file on its disk and one elsewhere; the mounts that it has read are counted."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    read = []
+    opened = (OpenFile(77, 3, A, 0, SIZE, 0), OpenFile(77, 4, (9, 9), 0, SIZE, 0))
+    monkeypatch.setattr(rearrange_mover.files, "processes_of", lambda folder: [77])
+    monkeypatch.setattr(rearrange_mover.files, "look_at", lambda pid: Looked(opened, {}, too_many=False))
+    monkeypatch.setattr(rearrange_mover.files, "name_of", lambda one: f"/file-{one.descriptor}")
+    monkeypatch.setattr(rearrange_mover, "mounts_of", lambda pid: read.append(pid) or ())
+    made = Mover(theirs, LARGEST, "")
+    monkeypatch.setattr(made._resolver, "devices_of", lambda number: frozenset({"8:0"} if number == A[0] else ()))
+    yield made, read
+    made._move.close()
+    ours.close()
+    theirs.close()
+
+
+def target(job):
+    return {job: MoverTarget(job, "/sys/fs/cgroup/job", frozenset({"8:0"}), 1e6, 10.0)}
+
+
+def test_mounts_are_read_for_files_that_are_new_and_on_the_disk_alone(mover):
+    made, read = mover
+    made._targets = target(7)
+    for _ in range(5):
+        made._look()
+    assert list(made._book.known) == [A]
+    assert read == [77]
+
+
+def test_files_pass_to_the_job_that_reads_them_once_their_own_is_no_longer_served(mover):
+    made, _ = mover
+    for job in (7, 8):
+        made._targets = target(job)
+        made._look()
+        assert made._book.known[A].job == job
+    made._targets = target(7) | target(8)
+    made._look()
+    assert made._book.known[A].job == 8
+    made._move_one(A, target(7))
+    assert A not in made._book.leaves

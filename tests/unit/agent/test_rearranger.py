@@ -272,6 +272,21 @@ def test_disks_are_judged_over_a_second_and_forgotten():
     assert watch.look(1.1, []) == {}
 
 
+def test_a_disk_that_was_busy_an_hour_ago_is_watched_anew_though_others_were_watched_meanwhile():
+    rows = iter([(0, 0), (900, 0), (900, 500), (900, 500), (900, 1000), (950, 1500)])
+
+    def read():
+        return "".join(f"8 {n} sd{n} 9 0 4608 0 0 0 0 0 0 {busy} 0\n" for n, busy in enumerate(next(rows)))
+
+    watch = DiskWatch(read)
+    watch.look(0.0, ["8:0", "8:1"])
+    assert watch.look(1.0, ["8:0", "8:1"])["8:0"].busy == pytest.approx(0.9)
+    watch.look(2.0, ["8:1"])
+    assert "8:0" not in watch.look(3600.0, ["8:0", "8:1"])
+    watch.look(3600.5, ["8:0", "8:1"])
+    assert watch.look(3601.0, ["8:0", "8:1"])["8:0"].busy == pytest.approx(0.05)
+
+
 def report_of(node):
     """A whole report with what the node has."""
     report, _ = next(story(1.0))

@@ -19,15 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent import recording
-from agent.commands.replay import _line
+from agent.commands.replay import _difference, _line
 from agent.config import ByteRate, Config, DeviceRule, HealthSection
 from agent.errors import PrefetchdError
 from agent.job_sample import IoCounts, JobSample
-from agent.recording import Recorder, RecordingError, read
-from agent.recording.frames import HEAD, PASSES, frame, frames, good_length
+from agent.recording import Recorder, RecordingError, read, refuse_other_file
+from agent.recording import reader as recording_reader
+from agent.recording.frames import HEAD, PASSES, frame, frames
 from agent.recording.inputs import flatten, unflatten
 from agent.recording.outputs import SCALES
-from agent.recording.replay import Tally, compare, replay, with_rules
+from agent.recording.replay import Difference, Tally, compare, replay, with_rules
 from agent.report.gather import gather
 from agent.report.page import render
 from agent.snapshot import snapshot
@@ -228,7 +229,26 @@ def test_a_torn_recording_is_continued_behind_its_last_good_frame(told, tmp_path
     assert [moment.samples for moment in moments[before:]] == [samples for _, samples in told[30:60]]
     assert [moments[0].segment.policy, moments[-1].segment.policy] == ["adaptive", "paper"]
     with path.open("rb") as opened:
-        assert good_length(opened) == path.stat().st_size
+        assert [end for _, _, end in frames(opened)][-1] == path.stat().st_size
+
+
+def test_a_long_recording_is_continued_without_being_read(told, tmp_path, monkeypatch):
+    path = tmp_path / "long.rec"
+    record(path, told[:30])
+    checked, check = [], zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda data: checked.append(len(data)) or check(data))
+    refuse_other_file(path)
+    Recorder(path, Config()).close()
+    assert len(checked) <= 3, "one frame each time it is opened, and the new head"
+
+
+def test_passes_that_would_fill_the_memory_are_refused(told, tmp_path, monkeypatch):
+    path = tmp_path / "bomb.rec"
+    record(path, told[:20])
+    assert len(list(read(path))) == 20
+    monkeypatch.setattr(recording_reader, "_MOST_INFLATED", 2000)
+    with pytest.raises(RecordingError, match=r"makes no sense .passes of more than 2,000 bytes"):
+        list(read(path))
 
 
 def test_what_was_recorded_after_a_damage_is_found_and_kept(told, tmp_path):
@@ -519,6 +539,34 @@ def test_runs_of_one_name_are_told_apart_and_none_is_lost(told, tmp_path, shift)
     document = json.loads(run("replay", path, "--json").stdout)
     assert sorted(one["id"] for one in document["jobs"].values() if one["job"] == "resnet50") == [11, 1011]
     assert document["tolerances"] == {"score_points": 1.0, "cap_ratio": 0.02}
+
+
+def test_names_in_a_recording_steer_no_terminal(told, tmp_path):
+    evil = "\x1b]0;evil\x07\x1b[2J"
+    path = tmp_path / "evil.rec"
+    row = []
+    for report, samples in told[:20]:
+        jobs = {number: one._replace(job=replace(one.job, name=f"{one.job.name}{evil}", path=evil, pod=evil))
+                for number, one in report.jobs.items()}  # fmt: skip
+        devices = {number: replace(view, info=replace(view.info, name=evil)) for number, view in report.devices.items()}
+        row.append((replace(report, jobs=jobs, devices=devices, notes=(evil,)), samples))
+    record(path, row)
+    for arguments in ((), ("--policy", "paper")):
+        done = run("replay", path, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert "resnet50" in done.stdout
+        assert "\x1b" not in done.stdout
+    moment = list(read(path))[-1]
+    texts = [*moment.jobs[0].pod, moment.jobs[0].path, moment.node_outputs["note", 0]]
+    assert all(text.isprintable() for text in texts)
+
+
+def test_a_device_that_was_in_no_list_is_told_by_its_number():
+    tally, view = Tally(), {"cause": "none", "score": 50.0, "iterations": 1}
+    tally.add(view | {"devices": {"8:16": {"quota": 0.5, "loan": 0.0}}})
+    assert "8:16 capped 100 % of the time at 50 % on average" in _line(tally.summary(), {})
+    change = Difference(0.0, "a", 1, "8:16", "cap", None, 0.5)
+    assert "a on 8:16: cap none -> 50 %" in _difference(change, {}, "a")
 
 
 def run(*arguments):

@@ -335,3 +335,11 @@ def test_a_restarted_job_is_told_with_the_one_that_is_gone(told, tmp_path):
     two = gather(read(path))
     assert 1011 not in two.jobs
     assert two.jobs[11].iterations == 2 * told[49][0].jobs[11].signals.iterations
+
+
+def test_a_file_whose_name_is_no_utf8_has_a_page(file, tmp_path):
+    odd = tmp_path / "node\udcff.rec"
+    odd.write_bytes(file.read_bytes())
+    done = run(odd, "-o", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    assert "<h1>node\\udcff.rec</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")

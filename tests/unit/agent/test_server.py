@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import threading
 import time
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,23 @@ def test_who_was_hung_up_on_makes_room_however_late_its_thread_runs(serve, monke
         assert get(endpoint, "/healthz")[0] == 200
     finally:
         close(silent)
+
+
+def test_threads_that_cannot_be_had_for_a_while_cost_no_place_for_ever(serve, monkeypatch):
+    endpoint, begin = serve(), ThreadingHTTPServer.process_request
+    refused = []
+
+    def refuse(server, request, client_address):
+        if len(refused) < 3 * MAX_CLIENTS:
+            refused.append(client_address)
+            raise RuntimeError("can't start new thread")
+        begin(server, request, client_address)
+
+    monkeypatch.setattr(ThreadingHTTPServer, "process_request", refuse)
+    for _ in range(3 * MAX_CLIENTS):
+        with pytest.raises((OSError, http.client.HTTPException)):
+            get(endpoint, "/healthz")
+    assert get(endpoint, "/healthz")[0] == 200
 
 
 def test_silent_clients_do_not_block_others_behind_tls(serve, certificate):

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from agent.client import for_terminal
 from agent.config import MetricsSection
 from agent.history import History
 from agent.server import Endpoint
@@ -342,6 +343,33 @@ def test_once_prints_one_frame_without_control_characters(agent):
     assert "resnet50" in done.stdout
     assert "\x1b" not in done.stdout
     assert "█" in done.stdout
+
+
+EVIL = "\x1b]0;evil\x07\x1b[2J\udcff"
+
+
+def test_names_steer_no_terminal_whoever_made_them(states):
+    node = {**states[260], "notes": [EVIL], "jobs": [{**one, "cgroup": EVIL} for one in states[260]["jobs"]]}
+    endpoint = Endpoint(MetricsSection(listen="127.0.0.1:0"), CollectorRegistry(), lambda: node, dict)
+    endpoint.start()
+    try:
+        address = f"127.0.0.1:{endpoint.port}"
+        once = run(address, "--once")
+        told = subprocess.run(
+            [sys.executable, "-m", "agent", "explain", "resnet50", "--address", address],
+            capture_output=True, check=False, timeout=60,
+        )  # fmt: skip
+        raw = json.loads(run(address, "--json").stdout)
+    finally:
+        endpoint.close()
+    assert (once.returncode, told.returncode) == (0, 0), (once.stderr, told.stderr)
+    for output in (once.stdout.encode(), told.stdout):
+        assert b"evil" in output
+        assert not {0x1B, 0x07} & set(output)
+    assert raw["notes"] == [EVIL]
+    inside = shown(for_terminal(node), View(inside=True, selected=11))
+    assert any("evil" in line for line in inside)
+    assert all(line.isprintable() for line in inside)
 
 
 def test_once_in_ascii(agent):
