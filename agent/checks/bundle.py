@@ -26,6 +26,7 @@ from agent.checks.kernel import kernel_config
 from agent.client import AgentClient
 from agent.config import Config, Mode
 from agent.errors import PrefetchdError
+from agent.jobs import PodLookup
 from agent.whole_file import replacing
 from cgroup.tree import join
 
@@ -76,10 +77,16 @@ def mask(text: str) -> str:
 
 
 def write_bundle(
-    path: Path, findings: Sequence[Finding], mode: Mode, config: Config, client: AgentClient | None
+    path: Path,
+    findings: Sequence[Finding],
+    mode: Mode,
+    config: Config,
+    client: AgentClient | None,
+    pods: PodLookup | None = None,
 ) -> tuple[str, ...]:
     """Write the archive, readable by its owner alone; returns the names in it. Raises PrefetchdError."""
     members = dict(_members(findings, mode, config, client))
+    members |= _job_members(this_host(), config, pods)
     with (
         replacing(path, "Archive", permissions=0o600) as raw,
         tarfile.open(fileobj=raw, mode="w:gz") as archive,
@@ -114,7 +121,6 @@ def _members(
             with suppress(PrefetchdError):
                 yield name, mask(client.get(where).decode(errors="replace"))
     yield from _host_members(host)
-    yield from _job_members(host, config)
     yield "log.txt", mask(_log())
 
 
@@ -135,8 +141,8 @@ def _lines(facts: Mapping[str, str]) -> str:
     return "".join(f"{name}={value}\n" for name, value in sorted(facts.items()))
 
 
-def _job_members(host: Host, config: Config) -> Iterator[tuple[str, str]]:
-    facts = gather_cgroups(host, config)
+def _job_members(host: Host, config: Config, pods: PodLookup | None) -> Iterator[tuple[str, str]]:
+    facts = gather_cgroups(host, config, pods)
     for job in facts.jobs[:MAX_JOBS]:
         for file in JOB_FILES:
             text = host.read(join(facts.root, job.path) + "/" + file)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from agent.checks.finding import Finding, failed, note, ok, unknown, warning
 from agent.checks.host import Host
 from agent.config import Config
-from agent.jobs import select_jobs
+from agent.jobs import PodLookup, no_pods, select_jobs
 from agent.types import Job
 from cgroup.errors import CgroupError, IoFileError
 from cgroup.hierarchy import Hierarchy, detect_hierarchy
@@ -27,7 +27,7 @@ class CgroupFacts:
     `jobs` are the cgroups that the rules select, `idle_rules` the patterns that select nothing now, `undelegated` maps
     a job's path to the ancestors that do not pass `io` on. `limits`, `latencies` and `weights` map a job's path to the
     lines that somebody set there; `cost` holds the devices on which io.cost is on; `weighed` says whether the agent is
-    to steer any device by weights.
+    to steer any device by weights, `labels_unknown` whether rules ask for pod labels that cannot be known here.
     """
 
     hierarchy: Hierarchy
@@ -42,10 +42,16 @@ class CgroupFacts:
     cost: frozenset[str] = frozenset()
     enabling_allowed: bool = False
     weighed: bool = False
+    labels_unknown: bool = False
 
 
-def gather(host: Host, config: Config) -> CgroupFacts:
-    """Walk the tree and read the io files of the jobs; writes nothing."""
+def asks_for_labels(config: Config) -> bool:
+    """Whether a rule selects by pod labels."""
+    return any(rule.label for rule in config.jobs) or any(rule.label for rule in config.best_effort)
+
+
+def gather(host: Host, config: Config, pods: PodLookup | None = None) -> CgroupFacts:
+    """Walk the tree and read the io files of the jobs; writes nothing. `pods` is None where no pod is known."""
     prefix = "" if str(host.root) == "/" else str(host.root)
     hierarchy = detect_hierarchy(str(host.at("/proc/self/mountinfo")), prefix)
     patterns = [rule.cgroup for rule in config.jobs] + [rule.cgroup for rule in config.best_effort]
@@ -53,7 +59,7 @@ def gather(host: Host, config: Config) -> CgroupFacts:
     if root is None:
         return CgroupFacts(hierarchy, rules=len(patterns), idle_rules=tuple(patterns))
     below = prefix + root
-    jobs = select_jobs(walk(below), config)
+    jobs = select_jobs(walk(below), config, pods or no_pods)
     return CgroupFacts(
         hierarchy,
         root=root,
@@ -68,6 +74,7 @@ def gather(host: Host, config: Config) -> CgroupFacts:
         cost=parse_cost_qos(_text(f"{below}/io.cost.qos")),
         enabling_allowed=config.enforcement.enable_io_controller,
         weighed=any("weight" in rule.actuator for rule in config.devices),
+        labels_unknown=pods is None and asks_for_labels(config),
     )
 
 
@@ -141,6 +148,9 @@ def _rules(facts: CgroupFacts) -> Iterator[Finding]:
         yield ok("cgroup.jobs", evidence)
     else:
         fix = f"Start a job, or compare the patterns with: find {facts.root} -type d"
+        if facts.labels_unknown:
+            evidence += "; labels of pods are not known here, so rules with a label match nothing"
+            fix = f"Run the doctor in the agent's pod. {fix}"
         yield note("cgroup.jobs", f"{evidence}; rules without a match: {', '.join(facts.idle_rules)}", fix)
 
 

@@ -11,12 +11,15 @@ from agent.checks import cgroups, devices, kernel, pressure, remote, runtime, st
 from agent.checks.finding import Finding, unknown
 from agent.checks.host import Host
 from agent.config import Config
+from agent.jobs import PodLookup
 
 log = logging.getLogger(__name__)
 
 
-def run_checks(host: Host, config: Config, answer: Mapping[str, Any] | None) -> tuple[Finding, ...]:
-    """Every finding; `answer` is the running agent's `/state`, None where none answers.
+def run_checks(
+    host: Host, config: Config, answer: Mapping[str, Any] | None, pods: PodLookup | None = None
+) -> tuple[Finding, ...]:
+    """Every finding; `answer` is the running agent's `/state`, None where none answers, `pods` what is known of pods.
 
     A subject that cannot be checked (a file that vanished, a right that is missing) gives one `unknown` finding and
     leaves the others alone.
@@ -26,7 +29,7 @@ def run_checks(host: Host, config: Config, answer: Mapping[str, Any] | None) -> 
         "runtime": lambda: runtime.check(runtime.gather(host)),
         "kernel": lambda: kernel.check(kernel.gather(host)),
         "cgroup": lambda: cgroups.check(
-            cgroups.gather(host, config), agent_runs=answers or state.is_held(host, config)
+            cgroups.gather(host, config, pods), agent_runs=answers or state.is_held(host, config)
         ),
         "device": lambda: devices.check(devices.gather(host, config)),
         "host": lambda: pressure.check(pressure.gather(host)),

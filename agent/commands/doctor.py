@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from agent import kube
 from agent.checks.agent import TRY_PROBES, probe_finding
 from agent.checks.bundle import write_bundle
+from agent.checks.cgroups import asks_for_labels
 from agent.checks.finding import Finding, Result, as_json, matters, severity, unknown
 from agent.checks.host import this_host
 from agent.checks.kernel import has_kprobes
@@ -23,6 +25,7 @@ from agent.client import AgentUnreachable
 from agent.commands import options
 from agent.commands.terminal import colours_wanted, hanging, paint, text_columns
 from agent.config import Config, Mode
+from agent.jobs import PodLookup
 from agent.snapshot import probe_row
 from cgroup.hierarchy import detect_hierarchy
 
@@ -39,6 +42,8 @@ exit status:
   3  at least one check fails that the mode needs; with --strict, also on warnings
 """
 MODES: tuple[Mode, ...] = ("observe", "dry-run", "enforce")
+PODS_SECONDS = 5.0
+"""For the first list of pods."""
 COLOURS = {"error": "bold red", "warning": "yellow", "unknown": "magenta", "note": "cyan", "ok": "green"}
 ORDER = tuple(COLOURS)
 
@@ -69,7 +74,8 @@ def main(args: argparse.Namespace) -> int:
     except AgentUnreachable:
         answer = None
     host = this_host()
-    findings = run_checks(host, config, answer)
+    pods = known_pods(config)
+    findings = run_checks(host, config, answer, pods)
     if args.attach:
         findings = (
             *(_without_advice(one) for one in findings if not one.name.startswith("probe.")),
@@ -80,9 +86,21 @@ def main(args: argparse.Namespace) -> int:
     else:
         show(findings, mode, everything=args.all)
     if args.bundle:
-        members = write_bundle(args.bundle, findings, mode, config, client if answer is not None else None)
+        members = write_bundle(args.bundle, findings, mode, config, client if answer is not None else None, pods)
         print(f"{args.bundle}: {len(members)} files; look through them before you pass it on", file=sys.stderr)
     return exit_status(findings, mode, strict=args.strict)
+
+
+def known_pods(config: Config) -> PodLookup | None:
+    """What the API server says of this node's pods; None where no rule asks, outside a pod, or without an answer."""
+    watch = kube.from_environment() if asks_for_labels(config) else None
+    if watch is None:
+        return None
+    watch.start()
+    try:
+        return watch if watch.wait(PODS_SECONDS) else None
+    finally:
+        watch.close()
 
 
 def _without_advice(finding: Finding) -> Finding:

@@ -22,6 +22,7 @@ from agent.checks.host import Host
 from agent.checks.run import run_checks
 from agent.commands import doctor
 from agent.config import BestEffortRule, Config, DeviceRule, EnforcementSection, JobRule, MetricsSection
+from agent.jobs import PodInfo
 from agent.types import Job
 from cgroup.devices import BlockDevice
 from cgroup.hierarchy import Hierarchy
@@ -444,6 +445,52 @@ def test_a_device_is_named_by_a_path_on_it_as_the_agent_takes_it_and_twice_is_to
     told = named(devices.check(seen), "device./no/such/data")
     assert told.result is Result.WARNING
     assert "same device as 'sda'" in told.evidence
+
+
+def test_rules_by_label_are_judged_where_labels_are_known(tmp_path):
+    """The chart selects by labels alone: without them no job is seen, and no path of one is checked."""
+    uid = "11111111-2222-3333-4444-555555555555"
+    group = f"kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice"
+    host = lay_out(tmp_path, {
+        "proc/self/mountinfo": CGROUP2,
+        "sys/fs/cgroup/cgroup.controllers": "io",
+        "sys/fs/cgroup/cgroup.subtree_control": "io",
+        "sys/fs/cgroup/kubepods.slice/cgroup.subtree_control": "",
+        f"sys/fs/cgroup/{group}/io.max": "",
+    })  # fmt: skip
+    config = Config(jobs=(JobRule(cgroup="/kubepods.slice/**", label="prefetchd.io/training=true"),))
+    pods = {uid: PodInfo("bert-0", "ml", {"prefetchd.io/training": "true"})}.get
+    known = cgroups.gather(host, config, pods)
+    assert [job.pod for job in known.jobs] == ["bert-0"]
+    assert named(cgroups.check(known, agent_runs=False), "cgroup.delegation").result is Result.FAILED
+    assert "not known here" not in named(cgroups.check(known, agent_runs=False), "cgroup.jobs").evidence
+    others = Config(jobs=(), best_effort=(BestEffortRule(cgroup="/kubepods.slice/**", label="a"),))
+    for unknown in (cgroups.gather(host, config), cgroups.gather(host, others)):
+        told = named(cgroups.check(unknown, agent_runs=False), "cgroup.jobs")
+        assert "labels of pods are not known here" in told.evidence
+        assert told.fix.startswith("Run the doctor in the agent's pod.")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_doctor_in_a_pod_asks_for_labels_where_rules_do(monkeypatch, answers):
+    class Watch:
+        closed = False
+
+        def start(self):
+            pass
+
+        def wait(self, seconds):
+            return answers
+
+        def close(self):
+            self.closed = True
+
+    watch = Watch()
+    monkeypatch.setattr(doctor.kube, "from_environment", lambda: watch)
+    by_label = Config(jobs=(JobRule(cgroup="/a", label="b"),))
+    assert doctor.known_pods(by_label) is (watch if answers else None)
+    assert watch.closed
+    assert doctor.known_pods(Config()) is None
 
 
 def test_gathering_from_a_made_up_host(tmp_path):
