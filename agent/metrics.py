@@ -59,17 +59,16 @@ class ReportCollector(Collector):
         info.add_metric([], labels)
         yield info
         if report:
-            jobs = _training(report)
-            yield from _controller_families(report)
-            yield from _agent_families(report, dropped=max(0, len(jobs) - self._max_jobs))
-            report = replace(report, jobs=_shown(report, self._max_jobs))
-            jobs = _training(report)
+            shown = replace(report, jobs=_shown(report, self._max_jobs))
+            jobs = _training(shown)
             yield from _job_families(jobs)
-            yield from _device_job_families(report, jobs)
-            yield from _latency_families(report)
-            yield from _remote_families(report, jobs)
-            yield from rearrange_families(report)
-            yield from mend_families(report)
+            yield from _device_job_families(shown, jobs)
+            yield from _latency_families(shown)
+            yield from _remote_families(shown, jobs)
+            yield from _controller_families(report)
+            yield from rearrange_families(shown)
+            yield from mend_families(shown)
+            yield from _agent_families(report, dropped=max(0, len(_training(report)) - self._max_jobs))
 
 
 def _training(report: TickReport) -> list[JobReport]:
