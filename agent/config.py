@@ -294,12 +294,16 @@ def _check_paths(config: Config, source: str) -> None:
     ):
         if not path.startswith("/") and (path or not may_be_empty):
             raise ConfigError(f"{source}: key {key!r} has the value {quoted(path)}; give a path that begins with '/'.")
-    own = config.rearrange.cgroup
-    if not own.strip("/") or not own.startswith("/") or ".." in own.split("/"):
-        raise ConfigError(
-            f"{source}: key 'rearrange.cgroup' has the value {quoted(own)}; give a path below the cgroup root, "
-            "such as '/prefetchd-rearrange'."
-        )
+    for key, own, may_be_empty, usual in (
+        ("rearrange.cgroup", config.rearrange.cgroup, False, "/prefetchd-rearrange"),
+        ("enforcement.guardian_cgroup", enforcement.guardian_cgroup, True, "/prefetchd-guardian"),
+    ):
+        below = own.startswith("/") and own.strip("/") and ".." not in own.split("/")
+        if not below and (own or not may_be_empty):
+            raise ConfigError(
+                f"{source}: key {key!r} has the value {quoted(own)}; give a path below the cgroup root, "
+                f"such as {usual!r}."
+            )
     if len(os.fsencode(config.hint.socket)) > MAX_SOCKET_PATH:
         raise ConfigError(
             f"{source}: key 'hint.socket' has the value {quoted(config.hint.socket)}; "

@@ -205,7 +205,7 @@ def _serve(
     stack.callback(disks.close)
     devices = NamedDevices(config.devices, Mounts(Devices()), root, config.loop.scan_seconds, disks.changes)
     log.info("compiling the probes, which takes seconds (on a busy node longer)")
-    node = LocalNode(root, config, make_probes(config, root, loader), devices, make_pods(stack))
+    node = LocalNode(root, config, make_probes(config, root, loader), devices, make_pods(stack, config))
     stack.callback(node.close)
     enforcer, guardian = make_enforcer(stack, config, root, mode, journal)
     core = Core(make_policy(config.policy, policy_settings(config)), core_settings(config))

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from agent import kube
 from agent.__main__ import version
+from agent.checks.cgroups import asks_for_labels
 from agent.config import Config, Mode
 from agent.errors import CannotEnforceError
 from agent.guarded import made
@@ -70,9 +71,12 @@ def _endpoints(config: Config) -> Collection[str]:
     return config.probes.object_endpoints or ANY_PEER
 
 
-def make_pods(stack: contextlib.ExitStack) -> kube.PodWatch | None:
+def make_pods(stack: contextlib.ExitStack, config: Config) -> kube.PodWatch | None:
     """Pod names and labels, followed in the background where this is a pod itself."""
     watch = kube.from_environment()
+    if watch is None and asks_for_labels(config):
+        log.warning("rules with a label match nothing: pod labels are known where the agent runs as a pod itself "
+                    "(packaging/helm)")  # fmt: skip
     if watch is not None:
         watch.start()
         stack.callback(watch.close)

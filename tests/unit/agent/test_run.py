@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from agent.commands import run
-from agent.commands.wiring import be_the_only_one
-from agent.config import Config, ConfigError
+from agent.commands.wiring import be_the_only_one, make_pods
+from agent.config import BestEffortRule, Config, ConfigError
 from agent.errors import CannotEnforceError, PrefetchdError
 from agent.recording import refuse_other_file
 from bpf.samples import ProbeState, ProbeStatus
@@ -95,6 +95,15 @@ def test_a_probe_is_told_in_a_sentence_and_the_rest_at_debug(detail, more, caplo
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gets as far as that")
+def test_rules_that_can_match_nothing_are_said(caplog, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with contextlib.ExitStack() as stack:
+        assert make_pods(stack, Config()) is None
+        assert not caplog.records
+        assert make_pods(stack, Config(best_effort=(BestEffortRule(cgroup="/a", label="b"),))) is None
+    assert "rules with a label match nothing" in caplog.text
+
+
 def test_a_record_without_a_name_is_not_passed_over(tmp_path):
     config = tmp_path / "node.toml"
     config.write_text(f'[enforcement]\nstate_directory = "{tmp_path}"\n[metrics]\nlisten = "127.0.0.1:0"\n'
