@@ -153,10 +153,11 @@ class Helper:
         self._follows: dict[int, Follow] = {}
         self._renewed = 0.0
         self._told = 0.0
+        self._took = 0.0
 
     def run(self) -> None:
-        """Return when the agent is gone."""
-        while listen(self._agent, LOOK_SECONDS if self._targets else 1.0, self._obey):
+        """Return when the agent is gone. Between two looks it rests as long as one takes: a job can have much open."""
+        while listen(self._agent, max(LOOK_SECONDS, self._took) if self._targets else 1.0, self._obey):
             now = time.monotonic()
             if now - self._renewed > LEASE_SECONDS:
                 self._targets.clear()
@@ -165,6 +166,7 @@ class Helper:
             if self._targets and now - self._told >= TELL_SECONDS:
                 self._told = now
                 self._tell()
+            self._took = min(time.monotonic() - now, LEASE_SECONDS / 2)
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         found = (
