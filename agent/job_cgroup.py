@@ -71,12 +71,15 @@ class JobCgroup:
             ) from None
 
     def processes(self) -> set[int]:
-        """Every process in the cgroup and below it."""
+        """Every process in the cgroup and below it, but those that this pid namespace does not see.
+
+        They stand there as 0, and a signal for 0 would go to our own process group.
+        """
         found: set[int] = set()
         for folder in _folders(self.folder):
             with contextlib.suppress(OSError):
                 found |= {int(pid) for pid in (folder / "cgroup.procs").read_text().split()}
-        return found
+        return found - {0}
 
     def empty(self, grace_seconds: float) -> int:
         """End what is left in the cgroup: SIGTERM, then SIGKILL after the grace; returns how many there were."""
