@@ -40,7 +40,7 @@ def refuse_other_file(path: FilePath) -> None:
     file, _ = _open(path)
     file.close()
     if not existed:
-        path.unlink(missing_ok=True)
+        path.resolve().unlink(missing_ok=True)  # what was made, not a link that leads there
 
 
 def _open(path: FilePath) -> tuple[BinaryIO, int]:

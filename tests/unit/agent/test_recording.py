@@ -482,6 +482,17 @@ def test_another_file_is_never_overwritten(tmp_path):
         Recorder(tmp_path / "no/such/folder/x", Config())
 
 
+def test_a_link_to_where_the_recording_is_to_be_stays(tmp_path):
+    (tmp_path / "large").mkdir()
+    link, target = tmp_path / "x.rec", tmp_path / "large" / "x.rec"
+    link.symlink_to(target)
+    refuse_other_file(link)
+    assert link.is_symlink()
+    assert not target.exists()
+    Recorder(link, Config()).close()
+    assert target.stat().st_size > 0
+
+
 def test_every_scale_is_used_for_a_name_in_the_module():
     assert all(scale > 0 for scale in SCALES.values())
     assert recording.__doc__.count("`") > 10
