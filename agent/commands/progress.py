@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agent.units import printable
+
 
 @contextmanager
 def progress_of(path: Path) -> Iterator[Callable[[int], object]]:
@@ -17,9 +19,9 @@ def progress_of(path: Path) -> Iterator[Callable[[int], object]]:
     from rich.console import Console  # noqa: PLC0415 - only where a bar is shown
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
-    columns = (TextColumn(f"reading {path.name}"), BarColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task("", total=path.stat().st_size)
+        task = bar.add_task(f"reading {printable(path.name)}", total=path.stat().st_size)
         yield lambda read: bar.update(task, completed=read)
 
 

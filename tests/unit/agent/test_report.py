@@ -1,5 +1,6 @@
 """The page of a recording: sums that are right, pictures that are complete, names that cannot do harm."""
 
+import io
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.commands.progress import progress_of
 from agent.config import Config
 from agent.recording import Recorder, read
 from agent.report.bins import Bins, commonest, highs, lows, means
@@ -32,6 +34,7 @@ from agent.report.svg import (
     time_step,
 )
 from agent.types import Cause
+from agent.units import printable
 from tests.unit.agent.made_reports import record_twice, story
 
 
@@ -355,3 +358,22 @@ def test_the_story_of_hundreds_of_jobs_fits_the_memory():
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert used < 90_000
+
+
+class Terminal(io.StringIO):
+    """Takes what is shown while a file is read."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("name", ["{b}.rec", "[bold]x.rec", "\x1b]0;evil\x07.rec"])
+def test_the_bar_bears_any_name(tmp_path, monkeypatch, name):
+    path = tmp_path / ("node" + name)
+    path.write_bytes(bytes(100))
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_of(path) as progress:
+        progress(50)
+    assert "\x1b]0" not in terminal.getvalue()
+    assert f"reading {printable(path.name)}" in terminal.getvalue()
