@@ -7,6 +7,7 @@ device, medium, op and cause (plus `probe` and `result` on the agent's own famil
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from prometheus_client.core import (
     HistogramMetricFamily,
@@ -28,7 +29,7 @@ from agent.metric_families import (
 )
 from agent.pool import borrowed
 from agent.rearrange_metrics import mend_families, rearrange_families
-from agent.types import Cause, JobReport, Level, TickReport
+from agent.types import Cause, JobId, JobReport, Level, TickReport
 from bpf.samples import LinkState, ProbeState
 
 LEVELS = {Level.HEALTHY: 3, Level.TIGHT: 2, Level.DANGER: 1, Level.CRITICAL: 0}
@@ -58,19 +59,26 @@ class ReportCollector(Collector):
         info.add_metric([], labels)
         yield info
         if report:
-            jobs = _training(report)
-            yield from _job_families(jobs[: self._max_jobs])
-            yield from _device_job_families(report, jobs[: self._max_jobs])
-            yield from _latency_families(report, self._max_jobs)
-            yield from _remote_families(report, jobs[: self._max_jobs])
+            shown = replace(report, jobs=_shown(report, self._max_jobs))
+            jobs = _training(shown)
+            yield from _job_families(jobs)
+            yield from _device_job_families(shown, jobs)
+            yield from _latency_families(shown)
+            yield from _remote_families(shown, jobs)
             yield from _controller_families(report)
-            yield from rearrange_families(report, self._max_jobs)
-            yield from mend_families(report, self._max_jobs)
-            yield from _agent_families(report, dropped=max(0, len(jobs) - self._max_jobs))
+            yield from rearrange_families(shown)
+            yield from mend_families(shown)
+            yield from _agent_families(report, dropped=max(0, len(_training(report)) - self._max_jobs))
 
 
 def _training(report: TickReport) -> list[JobReport]:
     return [entry for entry in report.jobs.values() if entry.job.training]
+
+
+def _shown(report: TickReport, max_jobs: int) -> dict[JobId, JobReport]:
+    """The jobs that have series, at most so many: training jobs before best-effort cgroups."""
+    ordered = sorted(report.jobs.items(), key=lambda one: not one[1].job.training)
+    return dict(ordered[:max_jobs])
 
 
 def _job_families(jobs: list[JobReport]) -> Families:
@@ -175,7 +183,7 @@ def _loan_family(report: TickReport) -> Metric:
     return loan
 
 
-def _latency_families(report: TickReport, max_jobs: int) -> Families:
+def _latency_families(report: TickReport) -> Families:
     labels = (*DEVICE_LABELS, "op")
     latency = HistogramMetricFamily(
         "prefetchd_io_latency_seconds", "Block request latency from submit to completion.", labels=labels
@@ -183,9 +191,8 @@ def _latency_families(report: TickReport, max_jobs: int) -> Families:
     throttle = new_counter("io_throttle_wait_seconds", "Request time spent waiting at the job's own cap.", labels)
     total = new_counter("io_bytes", "Bytes completed at the block layer.", labels)
     flight = new_gauge("io_in_flight", "Block requests submitted and not completed.", labels)
-    known = set(list(report.jobs)[:max_jobs])
     for key, counters in report.sample.blocks.items():
-        if key.cgroup_id not in known:
+        if key.cgroup_id not in report.jobs:
             continue
         values = [*slot_labels(report, report.jobs[key.cgroup_id], key.device), key.op]
         latency.add_metric(values, _buckets(counters.histogram), counters.latency_ns / 1e9)

@@ -20,7 +20,7 @@ from agent.rearrange_stop import Stop
 from agent.types import JobId, TickReport
 
 
-def rearrange_families(report: TickReport, max_jobs: int) -> Families:
+def rearrange_families(report: TickReport) -> Families:
     """Reading ahead: a job has series from its first time on."""
     active = new_gauge(
         "rearrange_active", "1 while the agent reads ahead for the job on the device, else 0.", DEVICE_LABELS
@@ -28,9 +28,8 @@ def rearrange_families(report: TickReport, max_jobs: int) -> Families:
     ahead = new_counter("rearrange_bytes", "Bytes brought into the page cache ahead of the job.", DEVICE_LABELS)
     hits = new_gauge("rearrange_hit_ratio", "What the job used of the bytes read ahead lately, 0 to 1.", DEVICE_LABELS)
     gain = new_gauge("rearrange_gain_seconds", "Wait per iteration before reading ahead less that now.", DEVICE_LABELS)
-    known = set(list(report.jobs)[:max_jobs])
     for (job, device), one in report.rearrange.slots.items():
-        if job in known:
+        if job in report.jobs:
             labels = slot_labels(report, report.jobs[job], device)
             add(active, labels, one.state == "running")
             add(ahead, labels, one.ahead_bytes)
@@ -42,7 +41,7 @@ def rearrange_families(report: TickReport, max_jobs: int) -> Families:
     yield counted("rearrange_stops", "Ends of reading ahead for a job, by cause.", Stop, report.rearrange.stops)
 
 
-def mend_families(report: TickReport, max_jobs: int) -> Families:
+def mend_families(report: TickReport) -> Families:
     """Making files contiguous: a job has series from its first time on; what was moved counts once for all disks."""
     active = new_gauge("defragment_active", "1 while the job's files on the device are made contiguous, else 0.",
                     DEVICE_LABELS)  # fmt: skip
@@ -51,12 +50,11 @@ def mend_families(report: TickReport, max_jobs: int) -> Families:
     left = new_gauge("defragment_files_left", "Badly fragmented files of the job that are known and not moved yet.",
                   JOB_LABELS)  # fmt: skip
     gain = new_gauge("defragment_gain_seconds", "Wait per iteration before files were moved less that now.", JOB_LABELS)
-    known = set(list(report.jobs)[:max_jobs])
     told: set[JobId] = set()
     for (job, device), one in report.rearrange.mended.items():
-        if job in known:
+        if job in report.jobs:
             add(active, slot_labels(report, report.jobs[job], device), one.running)
-        if job in known - told:
+        if job in report.jobs and job not in told:
             told.add(job)
             for family, value in (
                 (moved, one.files),

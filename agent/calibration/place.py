@@ -104,22 +104,34 @@ def file_size(folder: Path, wanted: int | None) -> int:
     return size
 
 
+def _open_nameless(folder: Path) -> int:
+    """A file that never had a name; on the few file systems without such files one that loses it at once."""
+    flags = os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
+    try:
+        return os.open(folder, flags | os.O_TMPFILE, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+            raise
+    path = folder / f".prefetchd-calibrate-{secrets.token_hex(8)}"
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    finally:
+        path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def nameless_file(folder: Path) -> Iterator[int]:
     """A file without a name, open for direct IO: it is gone with this process, however that ends.
 
     Raises CannotEnforceError where the file system has no direct IO.
     """
-    path = folder / f".prefetchd-calibrate-{secrets.token_hex(8)}"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT | os.O_CLOEXEC, 0o600)
+        descriptor = _open_nameless(folder)
     except OSError as error:
-        path.unlink(missing_ok=True)
         if error.errno == errno.EINVAL:
             raise CannotEnforceError(f"The file system at {folder} has no direct IO, so its disk cannot be measured; "
                                      "choose a folder on another one.") from None  # fmt: skip
         raise UsageError(f"No file can be made in {folder} ({error.strerror}); choose another folder.") from None
-    path.unlink()
     try:
         yield descriptor
     finally:

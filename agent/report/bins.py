@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 MAX_BINS = 512
 FIRST_SECONDS = 0.1
 
 
-@dataclass
+@dataclass(slots=True)
 class Bin:
-    """Count, sum, least and largest of the values in one bin; `kinds` counts texts."""
+    """Count, sum, least and largest of the values in one bin; `kinds` counts texts, None where there were none.
+
+    A page of hundreds of jobs is made of millions.
+    """
 
     count: int = 0
     total: float = 0.0
     low: float = float("inf")
     high: float = float("-inf")
-    kinds: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] | None = None
 
     def add(self, value: float) -> None:
         """Count one number."""
@@ -32,7 +35,8 @@ class Bin:
         self.total += other.total
         self.low = min(self.low, other.low)
         self.high = max(self.high, other.high)
-        self.kinds.update(other.kinds)
+        if other.kinds:
+            self.kinds = (self.kinds or Counter()) + other.kinds
 
 
 class Bins:
@@ -50,7 +54,10 @@ class Bins:
 
     def note(self, time: float, kind: str) -> None:
         """Count a text."""
-        self._at(time).kinds[kind] += 1
+        here = self._at(time)
+        if here.kinds is None:
+            here.kinds = Counter()
+        here.kinds[kind] += 1
 
     def _at(self, time: float) -> Bin:
         place = int(max(time, 0.0) / self.seconds)

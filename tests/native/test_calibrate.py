@@ -1,5 +1,6 @@
 """`prefetchd calibrate` on this machine's disk: figures, refusals, and nothing left behind."""
 
+import errno
 import json
 import os
 import re
@@ -231,3 +232,28 @@ def test_a_file_stands_for_the_folder_that_it_is_in(folder):
     file.touch()
     assert place.find_place(str(file), raw=False) == place.find_place(str(folder), raw=False)
     file.unlink()
+
+
+def test_the_file_never_has_a_name_so_that_no_end_can_leave_it(folder, monkeypatch):
+    def ended(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "unlink", ended)
+    with place.nameless_file(folder) as descriptor:
+        assert os.fstat(descriptor).st_nlink == 0
+        assert list(folder.iterdir()) == []
+
+
+def test_where_every_file_has_a_name_it_loses_it_at_once(folder, monkeypatch):
+    opened, real = [], os.open
+
+    def refuse(path, flags, *more, **options):
+        opened.append(path)
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return real(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with place.nameless_file(folder) as descriptor:
+        assert os.fstat(descriptor).st_nlink == 0
+    assert len(opened) == 2

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
@@ -343,3 +344,14 @@ def test_a_file_whose_name_is_no_utf8_has_a_page(file, tmp_path):
     done = run(odd, "-o", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
     assert "<h1>node\\udcff.rec</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_the_story_of_hundreds_of_jobs_fits_the_memory():
+    """Each has some ten rows of bins."""
+    tracemalloc.start()
+    bins = Bins(limit=512)
+    for place in range(512):
+        bins.add(place * bins.seconds, 1.5 + place)
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert used < 90_000
