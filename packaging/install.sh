@@ -62,14 +62,16 @@ make_folder() {
 
 install_program() {
     extra=$1
+    install -d -m 0755 "$PREFIX/share"
     [ -z "$(find "$PREFIX/lib" -maxdepth 3 -name lightkube 2>/dev/null)" ] || extra='[kube]'
-    made=$(cat "$MADE_FOLDERS" 2>/dev/null || true)
-    # An environment of another Python version cannot be upgraded in place.
-    /usr/bin/python3 -m venv --clear --system-site-packages "$PREFIX"
+    [ -z "$extra" ] || touch "$PREFIX/share/with-kube"
+    [ ! -e "$PREFIX/share/with-kube" ] || extra='[kube]'
+    # An environment of another Python version cannot be upgraded in place. `share` stays: whatever stops this half-way,
+    # uninstall.sh is there, and knows what it has to take away.
+    rm -rf "$PREFIX/bin" "$PREFIX/include" "$PREFIX/lib" "$PREFIX/lib64" "$PREFIX/pyvenv.cfg"
+    /usr/bin/python3 -m venv --system-site-packages "$PREFIX"
     "$PREFIX/bin/pip" install --quiet --disable-pip-version-check --no-input --no-index --no-cache-dir \
         --find-links "$HERE/wheels" --constraint "$HERE/constraints.txt" "prefetchd$extra"
-    install -d -m 0755 "$PREFIX/share"
-    [ -z "$made" ] || echo "$made" >"$MADE_FOLDERS"
     install -m 0755 "$HERE/uninstall.sh" "$PREFIX/share/uninstall.sh"
     install -m 0644 "$HERE/README.md" "$HERE/runbook.md" "$HERE/prefetchd.toml" "$PREFIX/share/"
     ln -sfn "$PREFIX/bin/prefetchd" "$LINK"

@@ -73,6 +73,10 @@ def test_a_nodes_life_from_install_to_removal(node, project_version):
     assert node.run("cat /etc/prefetchd/prefetchd.toml").stdout == 'mode = "dry-run"\n'
     node.run(f"{PYTHON} -c 'import agent.kube_client'")
     assert unmet_requirements(node) == []
+    node.run(
+        f"cd /tmp/shared/prefetchd-{project_version} && mv wheels/prefetchd-*.whl . && ! ./install.sh --no-start && "
+        "mv prefetchd-*.whl wheels && test -x /opt/prefetchd/share/uninstall.sh -a -s /opt/prefetchd/share/made-folders"
+    )
     assert upgraded_beside_systemd(node, project_version) == SYSTEMD_IS_TOLD
     node.run(f"{PYTHON} -c 'import agent.kube_client'")
 
