@@ -82,6 +82,10 @@ NOT_RUN = {
     "tar": ("needs a release", "tests/unit/packaging/test_install.py::test_a_nodes_life_from_install_to_removal"),
     "./install.sh": ("installs", "tests/unit/packaging/test_install.py::test_a_nodes_life_from_install_to_removal"),
     "systemctl": ("needs systemd", "tests/unit/packaging/test_install.py::test_a_nodes_life_from_install_to_removal"),
+    "prefetchd calibrate /dev/nvme0n1 --raw": (
+        "reads a whole disk, not a folder on one",
+        "tests/native/test_calibrate.py::test_raw_needs_a_device_and_is_read_only",
+    ),
     "systemd-analyze": (
         "is given an installed unit",
         "tests/unit/packaging/test_install.py::test_confinement_of_the_unit",
