@@ -23,6 +23,7 @@ def pipe(tmp_path):
     os.mkfifo(path)
     writer = threading.Thread(target=lambda: os.close(os.open(path, os.O_WRONLY)))
     writer.start()
+    time.sleep(0.1)  # until it waits
     yield str(path), writer
     os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     writer.join()
