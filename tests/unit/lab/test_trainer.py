@@ -103,7 +103,8 @@ def test_stall_in_progress_is_told_once(program, data, tmp_path):
         )  # fmt: skip
         thread.join()
     waiting = [hint for hint in map(parse_hint, received) if hint.waiting]
-    assert len(waiting) == sum(row.wait_ms >= 11 for row in log.iterations)
+    surely, perhaps = (sum(row.wait_ms >= ms for row in log.iterations) for ms in (11, 10))
+    assert 0 < surely <= len(waiting) <= perhaps
     assert all(10e6 <= hint.wait_ns < 40e6 for hint in waiting)
 
 
