@@ -14,6 +14,7 @@ from typing import NamedTuple
 from agent import rearrange_files as files
 from agent.rearrange import FileId
 from agent.rearrange_defragment import Facts, Leave
+from bpf.regular_file import open_regular
 from cgroup.mountinfo import Mount, parse_mountinfo
 
 _FS_IOC_GETFLAGS = 0x80086601  # include/uapi/linux/fs.h
@@ -64,10 +65,8 @@ def _below(path: str, folder: str) -> str | None:
 def open_here(path: str, file: FileId) -> int | Leave:
     """A descriptor of that very file for reading, or why there is none. Links are not followed in its name."""
     try:
-        descriptor = files.open_regular(path, os.O_NOFOLLOW)
+        descriptor = open_regular(path, os.O_NOFOLLOW)
     except OSError:
-        return Leave.VANISHED
-    if descriptor is None:
         return Leave.VANISHED
     status = os.fstat(descriptor)
     if (status.st_dev, status.st_ino) == file:

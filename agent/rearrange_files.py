@@ -87,21 +87,6 @@ def processes_of(folder: str) -> list[int]:
     return found[:MOST_PROCESSES]
 
 
-def open_regular(path: str, more: int = 0) -> int | None:
-    """A descriptor for reading, None where this is no regular file. Raises OSError; `more` are flags of open(2).
-
-    Nothing else is ever opened: what stands at a path that a job chose may be another thing by now, and to open a
-    device, or a pipe whose writer waits for a reader, does something.
-    """
-    pinned = os.open(path, os.O_PATH | os.O_CLOEXEC | more)
-    try:
-        if not stat.S_ISREG(os.fstat(pinned).st_mode):
-            return None
-        return os.open(f"/proc/self/fd/{pinned}", READ_FLAGS)
-    finally:
-        os.close(pinned)
-
-
 def command_of(pid: int) -> str:
     """The name of a process's main thread, "" where it is gone."""
     try:

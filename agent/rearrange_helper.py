@@ -30,6 +30,7 @@ from agent.rearrange_child import listen, live
 from agent.rearrange_follow import Follow, Seen
 from agent.rearrange_index import Task, tasks_in
 from agent.rearrange_places import JobPlaces, Resolver
+from bpf.regular_file import NotRegular, open_regular
 
 LOOK_SECONDS = 0.03
 TELL_SECONDS = 0.1
@@ -102,12 +103,12 @@ class Asker:
     def _open(self, file: FileId, path: str) -> int | None:
         """The file, if it is still the one that is meant."""
         try:
-            descriptor = files.open_regular(path)
+            descriptor = open_regular(path)
+        except NotRegular:
+            self.skips[Skip.VANISHED] += 1
+            return None
         except OSError:
             self.skips[Skip.VANISHED] += not files.is_link(path)  # one that was closed has not vanished
-            return None
-        if descriptor is None:
-            self.skips[Skip.VANISHED] += 1
             return None
         status = os.fstat(descriptor)
         if (status.st_dev, status.st_ino) == file:

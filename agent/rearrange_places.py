@@ -12,6 +12,7 @@ from typing import overload
 from agent import rearrange_files as files
 from agent.rearrange import FileId, Skip
 from agent.rearrange_follow import Follow, Place
+from bpf.regular_file import NotRegular, open_regular
 from cgroup.devices import Devices
 from cgroup.errors import DeviceRefused
 
@@ -115,8 +116,9 @@ def _stack_of(device: str) -> frozenset[str]:
 
 def _place(path: str, file: FileId | None) -> Place | Skip:
     """Open, look, close. Raises OSError."""
-    descriptor = files.open_regular(path)
-    if descriptor is None:
+    try:
+        descriptor = open_regular(path)
+    except NotRegular:
         return Skip.VANISHED
     try:
         status = os.fstat(descriptor)

@@ -141,15 +141,15 @@ class Rearranger:
         self._slots = {slot: one for slot, one in self._slots.items() if slot[0] in here.jobs}
         for slot in here.decision.rearrange:
             self._slots.setdefault(slot, _Slot(Judge(self._settings)))
+        self._mend(now, here)
+        if not self._reads_ahead:
+            return self._report()
         asked = {slot[1] for slot in here.decision.rearrange}
         try:
             disks = self._watch.look(now, asked)
         except OSError as error:
             log.warning("disks cannot be watched: %s", error)
             disks = {}
-        self._mend(now, here)
-        if not self._reads_ahead:
-            return self._report()
         if here.mode != "enforce":
             return self._pretend(now, here, disks)
         for slot, one in self._slots.items():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from bpf.elf import ElfError, find_symbols
 from bpf.loader import ProbeError, Program
+from bpf.regular_file import open_regular
 
 LIBRARY = "libtorch_cpu.so"
 HOOKS = {
@@ -104,6 +104,8 @@ class Libraries:
         copy, before = _Copy(), self._program.attached
         try:
             copy.file = open_regular(path)
+            if os.fstat(copy.file).st_size > _LARGEST_BYTES:
+                raise OSError(errno.EFBIG, "many gigabytes are no library", str(path))  # noqa: TRY301 - as the others
             held, file = Path(f"/proc/self/fd/{copy.file}"), copy.file
             symbols = find_symbols(lambda at, size: os.pread(file, size, at), HOOKS)
             for prefix, function in HOOKS.items():
@@ -140,18 +142,3 @@ def _waits(thread: Path) -> bool:
     except OSError:
         return False  # ended
     return text.rpartition(") ")[2].startswith("D")
-
-
-def open_regular(path: Path) -> int:
-    """A descriptor for reading, or OSError where there stands no regular file of a library's size.
-
-    The place is opened first without what stands there (O_PATH), so that nothing happens before that is known.
-    """
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        found = os.fstat(place)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_BYTES:
-            raise OSError(errno.EINVAL, "no library: not a regular file, or one of many gigabytes", str(path))
-        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(place)

@@ -26,8 +26,7 @@ RUN = Path("/run/prefetchd")
 HISTOGRAM_HEADER = Path(__file__).with_name("histogram.h")
 MEMORY_HEADER = Path(__file__).with_name("memory.h")
 TYPED_HEADER = Path(__file__).with_name("typed.h")
-TRACEFS = Path("/sys/kernel/tracing")
-DEBUGFS = Path("/sys/kernel/debug")
+TRACEFS, DEBUGFS = Path("/sys/kernel/tracing"), Path("/sys/kernel/debug")
 
 Macros = Mapping[str, int | str]
 

@@ -7,7 +7,6 @@ vanished is dropped; whatever fails, the next call starts from what is really th
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from cgroup.errors import CgroupError, ControllerMissing, JournalError, Vanished
@@ -16,11 +15,11 @@ from cgroup.guardian import Watchman
 from cgroup.hold import HeldLines
 from cgroup.journal import Entry, Journal
 from cgroup.lines import Limit, Line, Setting, Target, Values, describe_values, line_of
-from cgroup.look import Observer
+from cgroup.look import Observer, gone
 from cgroup.plan import LineState, PlanState, Rules, Write, plan, with_raise
 from cgroup.pods import protected
 from cgroup.restore import RestoreReport, back_already, recover, restore_line, undo_order
-from cgroup.results import Conflict, Mode, Result, Troubles, WriteResult, failed, free_line, quiet, tell
+from cgroup.results import Conflict, Mode, Result, Tally, WriteResult, failed, free_line, quiet, tell
 from cgroup.slices import Slices
 
 RETRY_SECONDS = 5.0
@@ -63,8 +62,7 @@ class Enforcer:
         self._conflicts: dict[Line, Conflict] = {}
         self._refused: set[str] = set()
         self._slices = Slices(clock)
-        self._counters: Counter[Result] = Counter()
-        self._troubles = Troubles()
+        self._tally = Tally()
         self._suspended_at = 0.0
         self.suspended: str | None = None
         """Why nothing is enforced although the mode says so (no room for the journal), or None."""
@@ -79,7 +77,7 @@ class Enforcer:
     @property
     def counters(self) -> Mapping[Result, int]:
         """How many results of each kind there were; a conflict counts once, when it is found."""
-        return self._counters
+        return self._tally.counts
 
     @property
     def conflicts(self) -> Mapping[Line, Conflict]:
@@ -118,16 +116,16 @@ class Enforcer:
         self._notice_guardian()
         results = self._retry_stuck(now)
         if self._mode == "observe" or (self.suspended and not self._resumed(now)):
-            return self._counted(results)
+            return self._tally.take(results)
         try:
             if self._journal is not None:
                 self._journal.keep()
         except JournalError as error:
-            return self._counted([*results, *self._suspend(error, [], now)])
+            return self._tally.take([*results, *self._suspend(error, [], now)])
         wanted = self._wanted(desired, now, results)
         writes = self._plan(wanted, now, results)
         results.extend(self._carry_out(self._slices.ready(writes) if self._mode == "enforce" else writes, now))
-        return self._counted(results)
+        return self._tally.take(results)
 
     @property
     def due(self) -> float | None:
@@ -139,18 +137,18 @@ class Enforcer:
         if self.due is None:
             return ()
         self._notice_guardian()
-        return self._counted(self._carry_out(self._slices.take_due(), now))
+        return self._tally.take(self._carry_out(self._slices.take_due(), now))
 
     def release_all(self, why: str) -> tuple[WriteResult, ...]:
         """Put everything back at once, without regard to rates. What cannot be freed is tried again by `reconcile`."""
-        return self._counted(self._release_all(why))
+        return self._tally.take(self._release_all(why))
 
     def release(self, target: Target, why: str) -> tuple[WriteResult, ...]:
         """Put one target back at once; while it is wanted, the next `reconcile` caps it anew. Frees stuck requests."""
         lines = [line for line in self._lines if (line.cgroup_id, line.device) == (target.cgroup_id, target.device)]
         results = [free_line(self._files, line, self._lines[line], why) for line in lines if self._mode == "enforce"]
         self._forget(outcome.line for outcome in results if outcome.result != "error")
-        return self._counted(results)
+        return self._tally.take(results)
 
     def close(self) -> tuple[WriteResult, ...]:
         """Put everything back and give up the journal; close the guardian after this."""
@@ -161,15 +159,15 @@ class Enforcer:
 
     def enable_io(self, path: str, why: str) -> tuple[WriteResult, ...]:
         """Enable `io` for a cgroup in every ancestor's subtree_control that lacks it, where that is allowed."""
-        return self._counted(self._held.enable_io(path, why, dry=self._mode != "enforce"))
+        return self._tally.take(self._held.enable_io(path, why, dry=self._mode != "enforce"))
 
     def set_read_ahead(self, device: str, kilobytes: int, why: str) -> tuple[WriteResult, ...]:
         """Set a disk's read-ahead; `release_read_ahead`, `release_all` and every restore put it back."""
-        return self._counted([self._held.set_read_ahead(device, kilobytes, why, dry=self._mode != "enforce")])
+        return self._tally.take([self._held.set_read_ahead(device, kilobytes, why, dry=self._mode != "enforce")])
 
     def release_read_ahead(self, device: str, why: str) -> tuple[WriteResult, ...]:
         """Put a disk's read-ahead back."""
-        return self._counted(self._held.release_read_ahead(device, why))
+        return self._tally.take(self._held.release_read_ahead(device, why))
 
     def _recover(self) -> RestoreReport:
         if self._journal is None:
@@ -204,7 +202,7 @@ class Enforcer:
         self, desired: Mapping[Target, tuple[Setting, str]], now: float, results: list[WriteResult]
     ) -> dict[Line, tuple[Values, str]]:
         """Leave out what must not or cannot be written now."""
-        for line in self._observer.gone(self._conflicts):
+        for line in gone(self._files, self._conflicts):
             del self._conflicts[line]
         self._retry_at = {line: at for line, at in self._retry_at.items() if now < at <= now + RETRY_SECONDS}
         wanted: dict[Line, tuple[Values, str]] = {}
@@ -238,22 +236,15 @@ class Enforcer:
         if sight.trouble == "vanished":
             results.append(WriteResult(line, "vanished", {}, {}, why))
         elif sight.trouble == "missing":
-            results.extend(self._pass_io_on(line, why, sight.reason, now))
+            told = self._held.pass_io_on(line, why, sight.reason, dry=self._mode != "enforce")
+            if all(one.result != "written" for one in told):
+                self._retry_at[line] = now + RETRY_SECONDS
+            results.extend(told)
         elif sight.trouble == "error":
             self._retry_at[line] = now + RETRY_SECONDS
             results.append(failed(line, sight.reason))
         pretended = self._lines.get(line) if self._mode == "dry-run" else None
         return pretended.wrote if pretended and sight.values is not None else sight.values
-
-    def _pass_io_on(self, line: Line, why: str, reason: str, now: float) -> list[WriteResult]:
-        """Enable the controller above a cgroup that shall be limited, where that is allowed."""
-        told: list[WriteResult] = []
-        if self._held.may_enable_io:
-            every = self._held.enable_io(line.path, why, dry=self._mode != "enforce")
-            told = [one for one in every if one.result != "unchanged"]
-        if not any(one.result == "written" for one in told):
-            self._retry_at[line] = now + RETRY_SECONDS
-        return told or [failed(line, reason)]
 
     def _carry_out(self, writes: list[Write], now: float) -> list[WriteResult]:
         if self._mode == "dry-run":
@@ -407,10 +398,3 @@ class Enforcer:
             self._slices.forget(line)
         if self._journal is not None:
             self._journal.forget(lines)
-
-    def _counted(self, results: Iterable[WriteResult]) -> tuple[WriteResult, ...]:
-        results = tuple(results)
-        for result in results:
-            self._troubles.hear(result)
-        self._counters.update(result.result for result in results)
-        return results

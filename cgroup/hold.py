@@ -9,6 +9,7 @@ from cgroup.errors import CgroupError, Vanished
 from cgroup.files import LineFiles
 from cgroup.journal import Entry, Journal
 from cgroup.lines import READ_AHEAD, SUBTREE_CONTROL, Line, Values
+from cgroup.look import gone
 from cgroup.plan import LineState
 from cgroup.results import WriteResult, failed, free_line, tell
 from cgroup.tree import ancestors
@@ -20,7 +21,7 @@ class HeldLines:
     def __init__(self, files: LineFiles, journal: Journal | None, *, may_enable_io: bool = False) -> None:
         self._files = files
         self._journal = journal
-        self.may_enable_io = may_enable_io
+        self._may_enable_io = may_enable_io
         self._lines: dict[Line, LineState] = {}
 
     @property
@@ -30,7 +31,8 @@ class HeldLines:
 
     def enable_io(self, path: str, why: str, *, dry: bool) -> list[WriteResult]:
         """Enable `io` for a cgroup in every ancestor's subtree_control that lacks it; stops at the first failure."""
-        self._drop_vanished()
+        for line in gone(self._files, [line for line in self._lines if line.file == SUBTREE_CONTROL]):
+            self._drop(line)  # of jobs that come and go none must be remembered for ever
         results: list[WriteResult] = []
         for ancestor in ancestors(path):
             line = Line(0, ancestor, "", SUBTREE_CONTROL)
@@ -43,18 +45,13 @@ class HeldLines:
                 break
         return results
 
-    def _drop_vanished(self) -> None:
-        """Controllers go with their cgroups; of jobs that come and go none must be remembered for ever."""
-        for line in [line for line in self._lines if line.file == SUBTREE_CONTROL]:
-            try:
-                self._files.read(line)
-            except Vanished:
-                self._drop(line)
-            except (OSError, CgroupError):
-                continue
+    def pass_io_on(self, line: Line, why: str, reason: str, *, dry: bool) -> list[WriteResult]:
+        """Enable `io` above a cgroup that shall be limited; where that is not allowed, fail for that `reason`."""
+        every = self.enable_io(line.path, why, dry=dry) if self._may_enable_io else []
+        return [one for one in every if one.result != "unchanged"] or [failed(line, reason)]
 
     def _enable_one(self, line: Line, why: str, *, dry: bool) -> WriteResult:
-        if not self.may_enable_io and self._files.read(line)["io"] is None:
+        if not self._may_enable_io and self._files.read(line)["io"] is None:
             return failed(line, "`io` is not enabled here, and the configuration does not allow to enable it")
         return self._set(line, {"io": 1}, why, dry=dry)
 

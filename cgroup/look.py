@@ -73,14 +73,15 @@ class Observer:
         self._missing.discard(line)
         return Sight(None, lost=True, trouble="missing", reason=reason)
 
-    def gone(self, lines: Iterable[Line]) -> list[Line]:
-        """Return the lines whose cgroup, file or disk is no longer there."""
-        lost = []
-        for line in lines:
-            try:
-                self._files.read(line)
-            except (Vanished, ControllerMissing):
-                lost.append(line)
-            except (OSError, CgroupError):
-                continue
-        return lost
+
+def gone(files: LineFiles, lines: Iterable[Line]) -> list[Line]:
+    """Return the lines whose cgroup, file or disk is no longer there."""
+    lost = []
+    for line in lines:
+        try:
+            files.read(line)
+        except (Vanished, ControllerMissing):
+            lost.append(line)
+        except (OSError, CgroupError):
+            continue
+    return lost

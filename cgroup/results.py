@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,18 +43,26 @@ class Conflict:
 
 
 def failed(line: Line, reason: str) -> WriteResult:
-    """Return a failure; `Troubles` says it."""
+    """Return a failure; `Tally` says it."""
     return WriteResult(line, "error", {}, {}, reason)
 
 
-class Troubles:
-    """Logs what fails: once as long as a line has the same trouble, since it is tried again every few seconds."""
+class Tally:
+    """Counts results, and logs what fails: once as long as a line has the same trouble, since it is tried again."""
 
     def __init__(self) -> None:
+        self.counts: Counter[Result] = Counter()
         self._said: dict[Line, str] = {}
 
-    def hear(self, result: WriteResult) -> None:
-        """Take in what became of a line."""
+    def take(self, results: Iterable[WriteResult]) -> tuple[WriteResult, ...]:
+        """Take in what became of some lines, and return it."""
+        results = tuple(results)
+        for result in results:
+            self._hear(result)
+        self.counts.update(result.result for result in results)
+        return results
+
+    def _hear(self, result: WriteResult) -> None:
         if result.result in ("written", "unchanged", "vanished"):
             self._said.pop(result.line, None)
         elif result.result == "error" and self._said.get(result.line) != result.why:

@@ -11,7 +11,6 @@ from agent import rearrange_places
 from agent.rearrange import Skip
 from agent.rearrange_defragment import Leave
 from agent.rearrange_facts import open_here
-from agent.rearrange_files import open_regular
 from agent.rearrange_helper import Asker
 from agent.rearrange_places import FORGET_SECONDS, Resolver, _place
 
@@ -38,28 +37,15 @@ def asked(path):
     [
         (lambda path: _place(path, None), Skip.VANISHED),
         (lambda path: open_here(path, (0, 0)), Leave.VANISHED),
-        (open_regular, None),
         (asked, None),
     ],
-    ids=["resolver", "mover", "itself", "asker"],
+    ids=["resolver", "mover", "asker"],
 )
 def test_a_pipe_put_in_the_place_of_a_file_is_not_opened(pipe, look, expected):
     path, writer = pipe
     assert look(path) == expected
     writer.join(0.1)
     assert writer.is_alive(), "its writer was let go, as a device would have been opened"
-
-
-def test_a_file_is_opened_and_a_link_only_where_it_may_be(tmp_path):
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    for name in ("file", "link"):
-        descriptor = open_regular(str(tmp_path / name))
-        assert os.read(descriptor, 2) == b"x"
-        os.close(descriptor)
-    assert open_regular(str(tmp_path / "link"), os.O_NOFOLLOW) is None
-    with pytest.raises(FileNotFoundError):
-        open_regular(str(tmp_path / "other"))
 
 
 def test_listings_that_nobody_asks_for_are_forgotten(tmp_path, monkeypatch):
