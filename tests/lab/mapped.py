@@ -1,9 +1,10 @@
-"""Device-mapper devices of the guest: any table, and a cache of the SSD before the disk with moving parts."""
+"""Devices made of others: partitions, software RAID, device-mapper tables, a cache of the SSD before the slow disk."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ SECTOR_BYTES = 512
 SECTORS = MIB // SECTOR_BYTES
 METADATA_BYTES = 8 * MIB
 CACHE_BLOCK_BYTES = 64 << 10
+PATIENCE_S = 10.0  # for the kernel to let go of what a command that has ended had open
 
 
 @contextlib.contextmanager
@@ -28,6 +30,47 @@ def mapped(name: str, table: str) -> Iterator[str]:
         yield subprocess.run(info, capture_output=True, text=True, check=True).stdout.strip()
     finally:
         subprocess.run(["dmsetup", "remove", "--noudevsync", "--retry", name], check=True)
+
+
+def undo(*command: str | Path) -> None:
+    """Run a command that takes something away, again and again while something still holds it; raises what it said."""
+    by = time.monotonic() + PATIENCE_S
+    while (ended := subprocess.run(command, check=False, capture_output=True, text=True)).returncode:
+        if time.monotonic() > by:
+            arrays = Path("/proc/mdstat")
+            held = arrays.read_text() if arrays.exists() else "no software RAID"
+            raise AssertionError(f"{command} failed for {PATIENCE_S:g} s: {ended.stderr.strip()}; {held}")
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def partition(disk: Disk, number: int, first_byte: int, size: int) -> Iterator[Disk]:
+    """A partition in the kernel alone, not on the disk, while the body runs."""
+    where = [str(number), str(first_byte // SECTOR_BYTES), str(size // SECTOR_BYTES)]
+    made = subprocess.run(["addpart", disk.node, *where], check=False, capture_output=True, text=True)
+    there = [entry.name for entry in Path("/sys/block", disk.name).glob(f"{disk.name}*")]
+    assert made.returncode == 0, f"addpart {disk.node} {where}: {made.stderr.strip()}; partitions: {there}"
+    try:
+        name = f"{disk.name}p{number}" if disk.name[-1].isdigit() else f"{disk.name}{number}"
+        device = Path("/sys/block", disk.name, name, "dev").read_text().strip()
+        yield Disk(Path("/dev", name), device, name, disk.rotational)
+    finally:
+        undo("delpart", disk.node, str(number))
+
+
+@contextlib.contextmanager
+def raid(disk: Disk, level: int) -> Iterator[Disk]:
+    """A software RAID of two partitions of a disk while the body runs; level 0 or 1."""
+    subprocess.run(["modprobe", f"raid{level}"], check=True)
+    create = ["mdadm", "--create", "/dev/md9", "--run", f"--level={level}", "--raid-devices=2", "--metadata=1.2"]
+    create += ["--chunk=64"] if level == 0 else ["--assume-clean", "--bitmap=none"]
+    with contextlib.ExitStack() as stack:
+        parts = [stack.enter_context(partition(disk, at, MIB + (at - 1) * 100 * MIB, 96 * MIB)) for at in (1, 2)]
+        nodes = [part.node for part in parts]
+        subprocess.run([*create, *nodes], check=True, capture_output=True, stdin=subprocess.DEVNULL)
+        stack.callback(undo, "mdadm", "--zero-superblock", *nodes)
+        stack.callback(undo, "mdadm", "--stop", "/dev/md9")
+        yield disk_of("md9")
 
 
 def disk_of(name: str) -> Disk:

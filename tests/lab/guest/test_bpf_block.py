@@ -15,7 +15,7 @@ from bpf.samples import BlockKey, ProbeState
 from cgroup.devices import Devices
 from cgroup.mapped import passed_through, targets_of
 from tests.lab.disks import mounted
-from tests.lab.mapped import CACHE_BLOCK_BYTES, cache_reads, cached, disk_of, has_cache, mapped
+from tests.lab.mapped import CACHE_BLOCK_BYTES, cache_reads, cached, disk_of, has_cache, mapped, partition, raid
 from tests.native import workload
 
 pytestmark = pytest.mark.guest
@@ -186,11 +186,8 @@ def test_direct_writes(probe, watched, ssd):
 
 
 def test_partitions_belong_to_their_disk(probe, watched, ssd):
-    subprocess.run(["addpart", ssd.node, "1", "2048", "204800"], check=True)
-    try:
-        report = workload.run(watched, "read", f"{ssd.node}p1", MIB, 8)
-    finally:
-        subprocess.run(["delpart", ssd.node, "1"], check=True)
+    with partition(ssd, 1, MIB, 100 * MIB) as part:
+        report = workload.run(watched, "read", part.node, MIB, 8)
     assert counters(probe, watched, ssd.number).bytes == report.bytes
 
 
@@ -218,33 +215,14 @@ def test_a_mapped_device_counts_where_the_job_submitted(probe, watched, ssd):
         assert_latency_agrees(found, report)
 
 
-@contextlib.contextmanager
-def raid(disk, level):
-    """A software RAID of two partitions of a disk; gives its node and number."""
-    subprocess.run(["modprobe", f"raid{level}"], check=True)
-    parts = [f"{disk.node}p{at}" for at in (1, 2)]
-    for at in (1, 2):
-        subprocess.run(["addpart", disk.node, str(at), str(2048 + (at - 1) * (100 << 11)), str(96 << 11)], check=True)
-    create = ["mdadm", "--create", "/dev/md9", "--run", f"--level={level}", "--raid-devices=2", "--metadata=1.2"]
-    create += ["--chunk=64"] if level == 0 else ["--assume-clean", "--bitmap=none"]
-    try:
-        subprocess.run([*create, *parts], check=True, capture_output=True, stdin=subprocess.DEVNULL)
-        yield "/dev/md9", Path("/sys/block/md9/dev").read_text().strip()
-    finally:
-        subprocess.run(["mdadm", "--stop", "/dev/md9"], check=False, capture_output=True)
-        subprocess.run(["mdadm", "--zero-superblock", *parts], check=False, capture_output=True)
-        for at in (1, 2):
-            subprocess.run(["delpart", disk.node, str(at)], check=False)
-
-
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_software_raid_counts_once_where_the_job_submitted(probe, watched, ssd, level):
     """Striped bios are split over the members, mirrored writes go to both: the job asked once."""
-    with raid(ssd, level) as (node, number):
-        written = workload.run(watched, "write", node, 256 << 10, 32)
-        read = workload.run(watched, "read", node, 256 << 10, 64)
+    with raid(ssd, level) as array:
+        written = workload.run(watched, "write", array.node, 256 << 10, 32)
+        read = workload.run(watched, "read", array.node, 256 << 10, 64)
         for op, report in (("write", written), ("read", read)):
-            found = counters(probe, watched, number, op)
+            found = counters(probe, watched, array.number, op)
             assert (found.bytes, found.requests) == (report.bytes, report.calls)
             assert found.in_flight == 0
             assert found.latency_ns <= sum(report.times_ns)

@@ -19,7 +19,7 @@ from cgroup.stacks import enforcement_targets
 from cgroup.tree import cgroup_id, missing_delegation, walk
 from cgroup.watch import TreeWatch
 from tests.contract.nodes import number_of, power_down, power_up
-from tests.lab.mapped import mapped
+from tests.lab.mapped import mapped, partition
 
 pytestmark = pytest.mark.guest
 MIB = 1 << 20
@@ -97,25 +97,11 @@ def test_io_counts_once_at_each_layer(cgroup, disks):
 
 
 def test_a_partition_is_refused_by_the_kernel_and_resolved_to_its_disk(cgroup, ssd):
-    subprocess.run(["addpart", str(ssd.node), "1", "2048", "65536"], check=True)  # in the kernel alone, not on the disk
-    try:
-        (partition,) = [p for p in Path(f"/sys/block/{ssd.name}").iterdir() if (p / "partition").exists()]
-        number = (partition / "dev").read_text().strip()
+    with partition(ssd, 1, MIB, 32 * MIB) as part:
         with pytest.raises(OSError, match="No such device"):
-            (cgroup / "io.max").write_text(f"{number} rbps={CAP}")
-        assert Devices().resolve(number).device == ssd.number
-        assert Devices().resolve(f"/dev/{partition.name}").device == ssd.number
-    finally:
-        remove_partition(ssd.node)
-
-
-def remove_partition(node):
-    """The host's udev may still be looking at it."""
-    for _ in range(50):
-        if subprocess.run(["delpart", str(node), "1"], check=False, capture_output=True).returncode == 0:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"the partition of {node} stays busy")
+            (cgroup / "io.max").write_text(f"{part.number} rbps={CAP}")
+        assert Devices().resolve(part.number).device == ssd.number
+        assert Devices().resolve(str(part.node)).device == ssd.number
 
 
 def test_the_labs_disks_are_what_they_are(ssd, hdd):
