@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_a_file_is_reached_by_who_has_it_open_now(shard, monkeypatch):
     second = link()
     os.close(held.pop(0))
     found = places.place(second, file)
-    assert os.path.samestat(os.stat(found.path), os.stat(second))
+    assert Path(found.path).samefile(second)
 
 
 def test_a_descriptor_that_leads_elsewhere_by_now_says_nothing_of_the_file(shard, tmp_path, monkeypatch):
