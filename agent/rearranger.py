@@ -221,10 +221,10 @@ class Rearranger:
         if running:
             self._used_at = now
         elif not self._helper.pid or now - self._used_at > LINGER_SECONDS:
-            if self._helper.pid:
+            if self._helper.pid or self._helper.is_lost:
                 self._helper.close()
             return
-        fresh = not self._helper.pid and self._helper.start()
+        fresh = not self._helper.pid and not self._helper.is_lost and self._helper.start()
         if self._helper.serve(_targets(running, here), now) or fresh:
             self._count_skips()
             return

@@ -31,7 +31,7 @@ class FakeHelper:
 
     def __init__(self):
         self.problem, self.told, self.skips = "", {}, {}
-        self.pid, self.starts, self.works, self.alive = 0, 0, True, True
+        self.pid, self.starts, self.works, self.is_lost = 0, 0, True, False
         self.targets = ()
 
     def start(self):
@@ -44,11 +44,13 @@ class FakeHelper:
 
     def serve(self, targets, now):
         self.targets = tuple(targets)
-        if not self.alive:
-            self.pid = 0
+        self.is_lost = False
         if self.pid:
             self.work()
         return bool(self.pid)
+
+    def die(self):
+        self.pid, self.is_lost, self.targets = 0, True, ()
 
     def work(self):
         for one in self.targets:
@@ -57,7 +59,7 @@ class FakeHelper:
         self.skips = {"direct": self.skips.get("direct", 0) + 1}
 
     def close(self):
-        self.pid = 0
+        self.pid, self.is_lost = 0, False
 
 
 class Enforcer:
@@ -222,14 +224,25 @@ def test_a_helper_that_cannot_run_is_tried_again_later_and_said(node):
 def test_a_helper_that_dies_is_replaced_and_counts_go_on(node):
     node.run(5)
     before, skips = node.last.slots[SLOT].ahead_bytes, node.last.skips["direct"]
-    node.helper.alive = False
+    node.helper.die()
+    assert node.run(0.1) == "cooling", "one that the kernel kills again and again is not started again and again"
+    assert node.last.stops == {Stop.HELPER_LOST: 1}
     node.helper.targets = ()
-    assert node.run(0.1) == "cooling"
-    node.helper.alive, node.helper.targets = True, ()
     node.run(35)
     assert (node.state, node.helper.starts) == ("running", 2)
     assert node.last.slots[SLOT].ahead_bytes > before
     assert node.last.skips["direct"] > skips
+
+
+def test_one_that_dies_while_nobody_needs_it_is_no_loss(node):
+    node.run(3)
+    node.jobs, node.asked = (2,), frozenset()
+    node.run(1)
+    node.helper.die()
+    node.run(1)
+    node.jobs, node.asked = (1,), frozenset({SLOT})
+    assert node.run(3) == "running"
+    assert node.last.stops == {}
 
 
 def test_a_job_that_is_gone_is_forgotten_and_the_helper_goes_after_a_while(node):
