@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from agent.rearrange import LEAST_RATE, memory_budget_bytes
 from agent.rearrange_defragment import Mend
@@ -48,9 +48,11 @@ class Target:
     in_flight: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What the helper said last of one job: bytes since it started; `outstanding` is what is not used yet."""
+class Told(NamedTuple):
+    """What the helper said last of one job: bytes since it started; `outstanding` is what is not used yet.
+
+    `used` and `unused` begin at zero as well with each time that the job is served.
+    """
 
     ahead: int = 0
     used: int = 0

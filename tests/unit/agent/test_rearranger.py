@@ -55,7 +55,7 @@ class FakeHelper:
     def work(self):
         for one in self.targets:
             before = self.told.get(one.job, Told())
-            self.told[one.job] = Told(before.ahead + MIB, before.used + MIB, 0, 0)
+            self.told[one.job] = Told(before.ahead + MIB, before.used + MIB, before.unused, 0)
         self.skips = {"direct": self.skips.get("direct", 0) + 1}
 
     def close(self):
@@ -87,7 +87,7 @@ class Node:
         self.scores = {1: 20.0, 2: 90.0}
         self.used = {1: 0.5, 2: 0.1}
         self.asked = frozenset({SLOT})
-        self.mode = "enforce"
+        self.mode, self.has_cache_probe = "enforce", True
 
     def diskstats(self):
         return f"8 0 sda {self.reads} 0 {self.sectors * self.reads} 0 0 0 0 0 {self.in_flight} {self.busy_ms:.0f} 0\n"
@@ -111,7 +111,7 @@ class Node:
                 self.iterations[number] += 1
                 self.waited[number] += (0.001 if self.helper.targets else self.wait) if number == 1 else 0.0
             self.missed += 0 if self.helper.targets else MIB
-            cache = {1: CacheCounters(self.ticks * MIB, self.missed)}
+            cache = {1: CacheCounters(self.ticks * MIB, self.missed)} if self.has_cache_probe else {}
             decision = Decision({}, {}, {HDD: PoolState(0.15, 0.05, 0.0)}, {}, rearrange=self.asked)
             here = Pass(self.mode, {n: self.report(n) for n in self.jobs}, decision, VIEWS, cache)
             self.last = self.rearranger.step(self.ticks / 10, here)
@@ -232,6 +232,18 @@ def test_a_helper_that_dies_is_replaced_and_counts_go_on(node):
     assert (node.state, node.helper.starts) == ("running", 2)
     assert node.last.slots[SLOT].ahead_bytes > before
     assert node.last.skips["direct"] > skips
+
+
+def test_what_became_of_the_bytes_counts_on_when_a_job_is_served_again(node):
+    """The helper forgets a job that is served no more, but not how much it has read for it."""
+    node.has_cache_probe = False
+    node.run(2)
+    node.helper.told[1] = Told(12 * MIB, 4 * MIB, 8 * MIB, 0)
+    node.run(1.5)
+    assert node.last.slots[SLOT].hit_ratio == pytest.approx(0.7, abs=0.1)
+    node.helper.told[1] = Told(30 * MIB, 0, 0, 0)
+    node.run(2)
+    assert node.last.slots[SLOT].hit_ratio == pytest.approx(1.0)
 
 
 def test_one_that_dies_while_nobody_needs_it_is_no_loss(node):
