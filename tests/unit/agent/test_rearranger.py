@@ -9,10 +9,11 @@ from prometheus_client import CollectorRegistry
 
 from agent.checks.agent import check
 from agent.core import CoreResult
-from agent.explanation import explain
+from agent.explanation import ENDS, explain
 from agent.loop import Loop
 from agent.metrics import ReportCollector
 from agent.rearrange import IN_FLIGHT_BESIDE
+from agent.rearrange_pay import MoveStop
 from agent.rearrange_process import Told
 from agent.rearrange_stop import Stop, StopSettings
 from agent.rearranger import DiskWatch, Pass, Rearranger
@@ -335,6 +336,15 @@ def test_it_is_told_in_words(node, state, words):
     row = json.loads(json.dumps(snapshot(report_of(node))))["jobs"][0]
     row["devices"][0]["rearrange"]["state"] = state
     assert words in "\n".join(explain(row, {}))
+
+
+@pytest.mark.parametrize("cause", [*Stop, *MoveStop])
+def test_why_it_ended_is_told_in_words(node, cause):
+    node.run(5)
+    row = snapshot(report_of(node))["jobs"][0]
+    row["devices"][0]["rearrange"] |= {"state": "cooling", "why": str(cause)}
+    row["devices"][0]["defragment"] = {"running": False, "why": str(cause), "moved_files": 0, "moved_bytes": 0}
+    assert "\n".join(explain(row, {})).count(f"({ENDS[cause]})") == 2
 
 
 def test_state_and_metrics_carry_it(node):
