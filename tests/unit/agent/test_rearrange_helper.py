@@ -7,7 +7,7 @@ import time
 import pytest
 
 from agent import rearrange_files as files
-from agent.rearrange import LEAST_RATE, MIB, Piece
+from agent.rearrange import LEAST_RATE, MIB, Piece, Skip
 from agent.rearrange_helper import Asker, Helper, Order, Target
 
 
@@ -90,3 +90,11 @@ def test_without_a_rate_nothing_is_read_and_nobody_else_waits(asker, tmp_path):
     asker.put(window(2, tmp_path / "two", MIB))
     wait_for(lambda: asker.ahead_bytes[2] == MIB, 1.0)
     assert asker.ahead_bytes[1] == 0
+
+
+def test_of_a_job_with_too_much_open_the_rest_is_left_out_and_counted(helper, monkeypatch):
+    monkeypatch.setattr(files, "processes_of", lambda folder: [77])
+    monkeypatch.setattr(files, "look_at", lambda pid: files.Looked((), {}, too_many=True))
+    for _ in range(3):
+        helper._serve(served(7, 1e6), time.monotonic())
+    assert helper._follows[7].skips == {Skip.TOO_MANY_FILES: 1}
