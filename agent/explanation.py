@@ -43,6 +43,19 @@ CAUSES = {
     "self_throttled": "it waits at its own cap",
     "cpu_bound": "its workers lack CPU, not storage",
 }
+ENDS = {
+    "no_gain": "it did not wait much less",
+    "unused": "it used too little of what was read",
+    "harm": "another job waited longer meanwhile",
+    "nothing_to_read": "nothing was found to read",
+    "nothing_to_move": "no file was found that can be moved",
+    "helper_lost": "the helper ended or cannot run, see the log",
+    "loop_idle": "the job stood still",
+    "checked": "to see whether that is still needed",
+    "done": "all is done",
+    "mode": "the mode is not enforce",
+}
+"""Why reading ahead, or moving files, ended: `agent.rearrange_stop`, `agent.rearrange_pay`."""
 WAITS_RATIO = 0.05
 FED_POINTS = 75.0
 """From this queue part of the score on it is not the queue that the loop waits at."""
@@ -207,7 +220,7 @@ def _rearranged(one: Row) -> str:
     moved = amount(one["ahead_bytes"], "B")
     if one["state"] != "running":
         state = "does not read ahead for it" if one["state"] == "idle" else "stays from reading ahead for it"
-        why = f" ({one['why']})" if one["why"] else ""
+        why = f" ({ENDS.get(one['why'], one['why'])})" if one["why"] else ""
         return f"the agent {state} now{why}; {moved} so far"
     told = [] if one["hit_ratio"] is None else [f"it uses {percent(one['hit_ratio'])} of that"]
     if one["gain_seconds"] is not None:
@@ -221,7 +234,7 @@ def _mended(one: Row) -> str:
     moved = f"{one['moved_files']} of its fragmented files ({amount(one['moved_bytes'], 'B')}) were made contiguous"
     if one["running"]:
         return f"{moved} so far, {one['left_files']} are left"
-    return f"{moved}; that goes on no more ({one['why']})" if one["why"] else moved
+    return f"{moved}; that goes on no more ({ENDS.get(one['why'], one['why'])})" if one["why"] else moved
 
 
 def _needs(one: Row) -> str:

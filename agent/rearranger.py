@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import add
 from pathlib import Path
 from typing import Protocol
 
@@ -64,11 +65,11 @@ class Pass:
 
 @dataclass(slots=True)
 class _Slot:
-    """One job on one disk: its judge, the share it used when reading ahead began, bytes of helpers before this one."""
+    """One job on one disk: its judge, the share it used when reading ahead began, what was counted before `last`."""
 
     judge: Judge
     own_share: float = 0.0
-    earlier: int = 0
+    earlier: Told = field(default_factory=Told)
     last: Told = field(default_factory=Told)
     would: bool = False
 
@@ -206,12 +207,15 @@ class Rearranger:
             log.info("reading ahead for %s on %s: %s", _names(slot, here), _device(slot, here), one.judge.why)
 
     def _told(self, slot: Slot, one: _Slot) -> Told:
-        """What the helper said of the job; it starts at zero with each helper, and here it goes on."""
+        """What the helper said of the job; counts that began at zero again go on here."""
         told = self._helper.told.get(slot[0], Told())
-        if told.ahead < one.last.ahead:
-            one.earlier += one.last.ahead
+        one.earlier = Told(*(
+            before + last if now < last else before
+            for before, last, now in zip(one.earlier, one.last, told, strict=True)
+        ))  # fmt: skip
         one.last = told
-        return Told(one.earlier + told.ahead, told.used, told.unused, told.outstanding)
+        counted = Told(*map(add, one.earlier, told))
+        return counted._replace(outstanding=told.outstanding)
 
     def _stopped(self, slot: Slot, stop: Stop, here: Pass) -> None:
         self._stops[stop] += 1
@@ -221,10 +225,10 @@ class Rearranger:
         if running:
             self._used_at = now
         elif not self._helper.pid or now - self._used_at > LINGER_SECONDS:
-            if self._helper.pid:
+            if self._helper.pid or self._helper.is_lost:
                 self._helper.close()
             return
-        fresh = not self._helper.pid and self._helper.start()
+        fresh = not self._helper.pid and not self._helper.is_lost and self._helper.start()
         if self._helper.serve(_targets(running, here), now) or fresh:
             self._count_skips()
             return
@@ -253,7 +257,7 @@ class Rearranger:
             slot: Rearranged(
                 state="would" if one.would else str(one.judge.state),
                 why=one.judge.why if self._reads_ahead else "switched off",
-                ahead_bytes=one.earlier + one.last.ahead,
+                ahead_bytes=one.earlier.ahead + one.last.ahead,
                 hit_ratio=one.judge.hit_ratio,
                 gain_seconds=one.judge.gain_seconds,
             )

@@ -1,4 +1,4 @@
-"""The helper that reads ahead, without processes to look at: how often it looks."""
+"""The helper that reads ahead, without processes to look at: how often it looks, whose windows it asks for."""
 
 import socket
 import threading
@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from agent.rearrange_helper import Helper, Target
+from agent import rearrange_files as files
+from agent.rearrange import LEAST_RATE, MIB, Piece, Skip
+from agent.rearrange_helper import Asker, Helper, Order, Target
 
 
 @pytest.fixture
@@ -33,3 +35,67 @@ def test_it_rests_as_long_as_a_look_takes(helper, monkeypatch):
     time.sleep(1.6)
     helper._agent.shutdown(socket.SHUT_RDWR)
     assert 2 <= len(looks) <= 3
+
+
+@pytest.fixture
+def asker(monkeypatch):
+    """An asker for whom nothing is in the cache."""
+    monkeypatch.setattr(files, "missing_bytes", lambda descriptor, offset, length: length)
+    return Asker()
+
+
+def served(job, rate):
+    return Target(job, "", frozenset(), rate, 0)
+
+
+def window(job, path, size):
+    path.write_bytes(b"x")
+    status = path.stat()
+    file = (status.st_dev, status.st_ino)
+    return Order(job, tuple(Piece(at, file, at, MIB) for at in range(0, size, MIB)), {file: str(path)})
+
+
+def wait_for(condition):
+    """Far less than what was waited for before: a minute, and twelve days."""
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("rate", [0.0, LEAST_RATE])
+def test_a_job_that_is_served_no_more_keeps_nobody_waiting(asker, tmp_path, rate):
+    asker.targets = {1: served(1, rate), 2: served(2, 1e9)}
+    asker.put(window(1, tmp_path / "one", 64 * MIB))
+    wait_for(lambda: asker.is_free)
+    time.sleep(0.1)
+    asker.targets = {2: served(2, 1e9)}
+    asker.put(window(2, tmp_path / "two", MIB))
+    wait_for(lambda: asker.ahead_bytes[2] == MIB)
+    assert asker.ahead_bytes[1] < 32 * MIB
+
+
+def test_a_rate_that_changes_holds_for_what_is_under_way(asker, tmp_path):
+    asker.targets = {1: served(1, LEAST_RATE)}
+    asker.put(window(1, tmp_path / "one", 64 * MIB))
+    wait_for(lambda: asker.ahead_bytes[1] >= MIB)
+    asker.targets = {1: served(1, 1e9)}
+    wait_for(lambda: asker.ahead_bytes[1] == 64 * MIB)
+
+
+def test_without_a_rate_nothing_is_read_and_nobody_else_waits(asker, tmp_path):
+    """The elastic part is lent out, and the job got nothing before: its share is nothing."""
+    asker.targets = {1: served(1, 0.0), 2: served(2, 1e9)}
+    asker.put(window(1, tmp_path / "one", 2 * MIB))
+    wait_for(lambda: asker.is_free)
+    asker.put(window(2, tmp_path / "two", MIB))
+    wait_for(lambda: asker.ahead_bytes[2] == MIB)
+    assert asker.ahead_bytes[1] == 0
+
+
+def test_of_a_job_with_too_much_open_the_rest_is_left_out_and_counted(helper, monkeypatch):
+    monkeypatch.setattr(files, "processes_of", lambda folder: [77])
+    monkeypatch.setattr(files, "look_at", lambda pid: files.Looked((), {}, too_many=True))
+    for _ in range(3):
+        helper._serve(served(7, 1e6), time.monotonic())
+    assert helper._follows[7].skips == {Skip.TOO_MANY_FILES: 1}
