@@ -167,7 +167,7 @@ class EnforcementSection(_Section, frozen=True):
     floor_ratio: Ratio = 0.02
     ceiling_ratio: Ratio = 1.0
     raises_per_second: Positive = 2.0
-    small_change_ratio: Ratio = 0.03
+    small_change_ratio: Annotated[float, msgspec.Meta(ge=0, le=0.5)] = 0.03  # at 1 no cut would ever be written
 
 
 class RearrangeSection(_Section, frozen=True):

@@ -17,7 +17,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from agent.rearrange import memory_budget_bytes
+from agent.rearrange import LEAST_RATE, memory_budget_bytes
 from agent.rearrange_defragment import Mend
 from agent.rearrange_files import processes_of
 from cgroup.child import Child
@@ -296,4 +296,4 @@ class MoverProcess(HelperBase[Mend]):
 
 
 def _whole(rate: float) -> int:
-    return max(1 << 20, round(rate))
+    return max(LEAST_RATE, round(rate))

@@ -192,7 +192,8 @@ def test_while_the_disk_has_much_in_hand_it_asks_for_little(folder, monkeypatch)
     monkeypatch.setattr(files, "in_flight", lambda device: {"8:0": 8}[device])
     pieces = tuple(Piece(at, (status.st_dev, status.st_ino), at, MIB) for at in (0, MIB))
     asker, began = rearrange_helper.Asker(), time.monotonic()
-    asker.put(rearrange_helper.Order(target, pieces, {pieces[0].file: str(path)}))
+    asker.targets = {1: target}
+    asker.put(rearrange_helper.Order(1, pieces, {pieces[0].file: str(path)}))
     while asker.ahead_bytes[1] < 2 * MIB:
         assert time.monotonic() < began + 60
         time.sleep(0.001)

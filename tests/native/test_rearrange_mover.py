@@ -280,6 +280,12 @@ def test_a_file_that_is_larger_than_the_memory_lets_is_left(folder):
     assert move(path, largest=FILE_BYTES - 1) == Leave.TOO_LARGE
 
 
+@pytest.mark.parametrize(("name", "on_ext4"), [("e" * 248, FILE_BYTES), ("é" * 125, Leave.LONG_NAME)])
+def test_a_name_that_leaves_no_room_for_the_tools_own_is_left(disk, folder, name, on_ext4):
+    path = fragmented(folder)[0].rename(folder / name)
+    assert move(path) == (on_ext4 if disk[1] == "ext4" else FILE_BYTES)
+
+
 def test_a_full_file_system_is_left(disk, folder):
     path, _ = fragmented(folder)
     space = os.statvfs(disk[0])

@@ -38,6 +38,7 @@ def test_shipped_examples_are_valid_when_uncommented():
         ('[metrics]\nlisten = "abc"', ["metrics.listen", "'abc'"]),
         ('[metrics]\ncertificate = "a.pem"', ["metrics.key"]),
         ("[loop]\ninterval_seconds = 9", ["loop.interval_seconds", "9"]),
+        ("[enforcement]\nsmall_change_ratio = 0.9", ["enforcement.small_change_ratio", "0.9", "<= 0.5"]),
         ("[loop]\ninterval_seconds = 2", ["loop.interval_seconds 2", "half of loop.stale_seconds 3"]),
         ("[loop]\nheartbeat_seconds = 0.1", ["loop.interval_seconds 0.1", "half of loop.heartbeat_seconds 0.1"]),
         ("[loop]\ntimer_seconds = 1e-10", ["loop.timer_seconds", "1e-10", "0.01"]),

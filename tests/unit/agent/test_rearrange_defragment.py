@@ -35,9 +35,9 @@ def scattered(count, length=64 << 10):
 
 
 FACTS = Facts(
-    size=SIZE, allocated=SIZE, links=1, age_seconds=3600.0, extents=scattered(256), odd=frozenset(), flags=0x80000,
-    extended=0, is_open=False, is_written=False, file_system="ext4", options=frozenset({"rw", "noatime"}),
-    free=10 << 30, total=100 << 30,
+    name_bytes=248, size=SIZE, allocated=SIZE, links=1, age_seconds=3600.0, extents=scattered(256), odd=frozenset(),
+    flags=0x80000, extended=0, is_open=False, is_written=False, file_system="ext4",
+    options=frozenset({"rw", "noatime"}), free=10 << 30, total=100 << 30,
 )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def test_fragmented_is_what_seeks_more_than_it_reads(extents, expected):
 
 def test_a_plain_file_is_moved():
     assert why_leave(FACTS, LARGEST) is None
-    assert why_leave(replace(FACTS, file_system="xfs"), LARGEST) is None
+    assert why_leave(replace(FACTS, file_system="xfs", name_bytes=255), LARGEST) is None
     assert why_leave(replace(FACTS, links=3), LARGEST) is None, "it is one file, whatever its names"
 
 
@@ -91,6 +91,7 @@ def test_a_plain_file_is_moved():
         ({"options": frozenset({"rw", "usrquota"})}, Leave.QUOTA),
         ({"options": frozenset({"rw", "prjquota"})}, Leave.QUOTA),
         ({"size": LARGEST + 1, "allocated": LARGEST + 1}, Leave.TOO_LARGE),
+        ({"name_bytes": 249}, Leave.LONG_NAME),
         ({"is_open": True}, Leave.OPEN),
         ({"is_open": True, "is_written": True}, Leave.WRITABLE),
         ({"age_seconds": 59.0}, Leave.RECENT),

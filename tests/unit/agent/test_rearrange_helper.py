@@ -1,4 +1,4 @@
-"""The helper that reads ahead, without processes to look at: how often it looks."""
+"""The helper that reads ahead, without processes to look at: how often it looks, whose windows it asks for."""
 
 import socket
 import threading
@@ -7,7 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from agent.rearrange_helper import Helper, Target
+from agent import rearrange_files as files
+from agent.rearrange import LEAST_RATE, MIB, Piece
+from agent.rearrange_helper import Asker, Helper, Order, Target
 
 
 @pytest.fixture
@@ -42,3 +44,58 @@ def test_it_rests_as_long_as_a_look_takes(helper, monkeypatch):
         thread.join(30)
     for (began, ended), (again, _) in pairwise(looks):
         assert again - ended >= 0.99 * (ended - began)
+
+
+@pytest.fixture
+def asker(monkeypatch):
+    """An asker for whom nothing is in the cache."""
+    monkeypatch.setattr(files, "missing_bytes", lambda descriptor, offset, length: length)
+    return Asker()
+
+
+def served(job, rate):
+    return Target(job, "", frozenset(), rate, 0)
+
+
+def window(job, path, size):
+    path.write_bytes(b"x")
+    status = path.stat()
+    file = (status.st_dev, status.st_ino)
+    return Order(job, tuple(Piece(at, file, at, MIB) for at in range(0, size, MIB)), {file: str(path)})
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 20  # a window of 64 MiB takes a minute at the least rate
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("rate", [0.0, LEAST_RATE])
+def test_a_job_that_is_served_no_more_keeps_nobody_waiting(asker, tmp_path, rate):
+    asker.targets = {1: served(1, rate), 2: served(2, 1e9)}
+    asker.put(window(1, tmp_path / "one", 64 * MIB))
+    wait_for(lambda: asker.is_free)
+    time.sleep(0.1)
+    asker.targets = {2: served(2, 1e9)}
+    asker.put(window(2, tmp_path / "two", MIB))
+    wait_for(lambda: asker.ahead_bytes[2] == MIB)
+    assert asker.ahead_bytes[1] <= MIB
+
+
+def test_a_rate_that_changes_holds_for_what_is_under_way(asker, tmp_path):
+    asker.targets = {1: served(1, LEAST_RATE)}
+    asker.put(window(1, tmp_path / "one", 64 * MIB))
+    wait_for(lambda: asker.ahead_bytes[1] == MIB)
+    asker.targets = {1: served(1, 1e9)}
+    wait_for(lambda: asker.ahead_bytes[1] == 64 * MIB)
+
+
+def test_without_a_rate_nothing_is_read_and_nobody_else_waits(asker, tmp_path):
+    """The elastic part is lent out, and the job got nothing before: its share is nothing."""
+    asker.targets = {1: served(1, 0.0), 2: served(2, 1e9)}
+    asker.put(window(1, tmp_path / "one", 2 * MIB))
+    wait_for(lambda: asker.is_free)
+    asker.put(window(2, tmp_path / "two", MIB))
+    wait_for(lambda: asker.ahead_bytes[2] == MIB)
+    assert asker.ahead_bytes[1] == 0

@@ -71,21 +71,41 @@ def test_health_says_why_not(serve):
     assert get(endpoint, "/readyz")[0] == 200
 
 
+def header(text):
+    return {"Authorization": "Basic " + base64.b64encode(text.encode()).decode()}
+
+
 def test_basic_auth(serve, tmp_path):
     users = tmp_path / "users"
     users.write_text("# scraper\nprom:s3cret:with colon\n")
     users.chmod(0o600)
     endpoint = serve(basic_auth_file=str(users))
-
-    def header(text):
-        return {"Authorization": "Basic " + base64.b64encode(text.encode()).decode()}
-
     assert get(endpoint, "/metrics")[0] == 401
     assert get(endpoint, "/metrics", header("prom:wrong"))[0] == 401
     assert get(endpoint, "/metrics", header("nobody:"))[0] == 401
     assert get(endpoint, "/metrics", {"Authorization": "Basic ###"})[0] == 401
     assert get(endpoint, "/metrics", header("prom:s3cret:with colon"))[0] == 200
     assert get(endpoint, "/healthz")[0] == 200
+
+
+def test_renewed_passwords_are_taken_up_and_what_is_no_password_file_is_said_once(serve, tmp_path, caplog):
+    """Who leaves must be out without a restart, and an editor that saves half a file must lock nobody out."""
+    users = tmp_path / "users"
+    users.write_text("prom:old\n")
+    users.chmod(0o600)
+    endpoint = serve(basic_auth_file=str(users))
+    users.write_text("prom:new\n")
+    assert [get(endpoint, "/metrics", header(who))[0] for who in ("prom:old", "prom:new")] == [401, 200]
+    users.write_text("prom\n")
+    assert [get(endpoint, "/metrics", header("prom:new"))[0] for _ in range(2)] == [200, 200]
+    users.unlink()
+    assert get(endpoint, "/metrics")[0] == 401
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    start = f"going on with the users as they were: Password file {str(users)!r}"
+    assert warnings == [
+        f"{start} has a line that is not user:password; correct it.",
+        f"{start} cannot be read (No such file or directory); check metrics.basic_auth_file.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -225,12 +225,12 @@ def test_every_query_returns_data(prometheus, expression):
 
 
 def test_the_recorded_demo_answers_every_query_of_what_it_had(demo, recorded):
-    """Its jobs read from one NVMe drive: no network, FUSE, page cache or disk that seeks is in it."""
+    """Its jobs read from one NVMe drive: no network, FUSE, page cache, hint or disk that seeks is in it."""
     had = names_of(lambda: recorded[-1])
     everything = {parameter.values[0] for parameter in queries()}
     asked = {expression for expression in everything if used(expression) <= had}
     absent = {name for expression in everything - asked for name in used(expression) - had}
-    assert all(re.search("nfs|object|fuse|rearrange|defragment|cache|interface", name) for name in absent), absent
+    assert all(re.search("nfs|object|fuse|rearrange|defragment|cache|interface|hints", name) for name in absent), absent
     assert len(asked) > 0.7 * len(everything)
     silent, limit = asked, time.monotonic() + PATIENCE_S
     while silent and time.monotonic() < limit:  # jobs do not starve at every moment
