@@ -49,12 +49,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the helper said last of one job: bytes since it started; `outstanding` is what is not used yet."""
+    """What the helper said last of one job: bytes since it started; `outstanding` is what is not used yet.
+
+    `ahead_of` is what of `ahead` came from each disk (maj:min).
+    """
 
     ahead: int = 0
     used: int = 0
     unused: int = 0
     outstanding: int = 0
+    ahead_of: Mapping[str, int] = field(default_factory=dict)
 
 
 T = TypeVar("T")
@@ -108,7 +112,7 @@ class HelperBase(ABC, Generic[T]):
         """What it is told beside its cgroup."""
 
     @abstractmethod
-    def count(self, told: list[int]) -> T:
+    def count(self, told: list[Any]) -> T:
         """What it said of one job."""
 
     @abstractmethod
@@ -265,7 +269,7 @@ class HelperProcess(HelperBase[Told]):
         """What of its memory may be in flight."""
         return {"budget_bytes": memory_budget_bytes(self.memory_bytes)}
 
-    def count(self, told: list[int]) -> Told:
+    def count(self, told: list[Any]) -> Told:
         """See `Told`."""
         return Told(*told)
 
@@ -284,7 +288,7 @@ class MoverProcess(HelperBase[Mend]):
         """Its memory, which bounds the size of a file."""
         return {"memory_bytes": self.memory_bytes}
 
-    def count(self, told: list[int]) -> Mend:
+    def count(self, told: list[Any]) -> Mend:
         """See `Mend`."""
         files, size, left_files, left_bytes, is_moving = told
         return Mend(files, size, left_files, left_bytes, bool(is_moving))

@@ -30,6 +30,7 @@ from agent.types import (
 )
 from bpf.samples import CacheCounters
 from cgroup.diskstats import DiskCounters, parse_diskstats
+from cgroup.results import WriteResult
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ WATCH_SECONDS = 1.0
 """A disk is judged over at least this long."""
 LINGER_SECONDS = 60.0
 """The helper stays this long after its last job: it knows where files lie."""
+RETRY_SECONDS = 5.0
+"""A disk's read-ahead that could not be put back is tried again after this."""
 
 
 class ReadAhead(Protocol):
@@ -47,7 +50,7 @@ class ReadAhead(Protocol):
     def set_read_ahead(self, device: str, kilobytes: int, why: str) -> object:
         """Set it in KiB."""
 
-    def release_read_ahead(self, device: str, why: str) -> object:
+    def release_read_ahead(self, device: str, why: str) -> Iterable[WriteResult]:
         """Put it back."""
 
 
@@ -64,11 +67,15 @@ class Pass:
 
 @dataclass(slots=True)
 class _Slot:
-    """One job on one disk: its judge, the share it used when reading ahead began, bytes of helpers before this one."""
+    """One job on one disk: its judge, the share it used when reading ahead began, bytes of helpers before this one.
+
+    `earlier_here` is what of those came from this disk.
+    """
 
     judge: Judge
     own_share: float = 0.0
     earlier: int = 0
+    earlier_here: int = 0
     last: Told = field(default_factory=Told)
     would: bool = False
 
@@ -131,6 +138,7 @@ class Rearranger:
         self._watch = DiskWatch(diskstats)
         self._slots: dict[Slot, _Slot] = {}
         self._raised: set[str] = set()
+        self._release_at: dict[str, float] = {}
         self._stops: Counter[str] = Counter()
         self._skips: Counter[str] = Counter()
         self._last_skips: Mapping[str, int] = {}
@@ -156,7 +164,7 @@ class Rearranger:
             self._follow(now, slot, one, here, disks)
         running = {slot: one for slot, one in self._slots.items() if one.judge.state is State.RUNNING}
         self._serve(now, running, here)
-        self._hold_read_ahead({device for _, device in running})
+        self._hold_read_ahead(now, {device for _, device in running})
         return self._report()
 
     def close(self, why: str) -> None:
@@ -186,7 +194,7 @@ class Rearranger:
             if would and not one.would:
                 log.info("would read ahead for %s on %s", _names(slot, here), _device(slot, here))
             one.would = would
-        self._hold_read_ahead(set())
+        self._hold_read_ahead(now, set())
         if self._helper.pid:
             self._helper.close()
         return self._report()
@@ -210,8 +218,9 @@ class Rearranger:
         told = self._helper.told.get(slot[0], Told())
         if told.ahead < one.last.ahead:
             one.earlier += one.last.ahead
+            one.earlier_here += one.last.ahead_of.get(slot[1], 0)
         one.last = told
-        return Told(one.earlier + told.ahead, told.used, told.unused, told.outstanding)
+        return replace(told, ahead=one.earlier + told.ahead)
 
     def _stopped(self, slot: Slot, stop: Stop, here: Pass) -> None:
         self._stops[stop] += 1
@@ -237,23 +246,32 @@ class Rearranger:
             self._skips[reason] += max(0, count - self._last_skips.get(reason, 0))
         self._last_skips = dict(self._helper.skips)
 
-    def _hold_read_ahead(self, devices: set[str]) -> None:
+    def _hold_read_ahead(self, now: float, devices: set[str]) -> None:
         """A larger read_ahead_kb while readers on the disk are read ahead for, where the configuration allows it."""
         if self._read_ahead is None or not self._read_ahead_kilobytes:
             return
         for device in devices - self._raised:
             if _read_ahead_of(device) < self._read_ahead_kilobytes:
                 self._read_ahead.set_read_ahead(device, self._read_ahead_kilobytes, "jobs starve on this disk")
+        self._raised |= devices
         for device in self._raised - devices:
-            self._read_ahead.release_read_ahead(device, "no job starves on this disk")
-        self._raised = devices
+            if self._release_at.get(device, now) <= now:
+                self._release_read_ahead(now, device, self._read_ahead)
+
+    def _release_read_ahead(self, now: float, device: str, held: ReadAhead) -> None:
+        results = held.release_read_ahead(device, "no job starves on this disk")
+        if any(one.result == "error" for one in results):
+            self._release_at[device] = now + RETRY_SECONDS
+        else:
+            self._raised.discard(device)
+            self._release_at.pop(device, None)
 
     def _report(self) -> RearrangeReport:
         slots = {
             slot: Rearranged(
                 state="would" if one.would else str(one.judge.state),
                 why=one.judge.why if self._reads_ahead else "switched off",
-                ahead_bytes=one.earlier + one.last.ahead,
+                ahead_bytes=one.earlier_here + one.last.ahead_of.get(slot[1], 0),
                 hit_ratio=one.judge.hit_ratio,
                 gain_seconds=one.judge.gain_seconds,
             )

@@ -165,6 +165,7 @@ def test_the_rest_of_an_open_file_comes_in_as_it_is_read(helper, opener, folder,
     assert more.bytes() == 16 * MIB
     serve(helper, cgroup, device, 0.3)
     assert 14 * MIB <= told(helper).ahead <= 16 * MIB
+    assert told(helper).ahead_of == {device: told(helper).ahead}
     assert told(helper).used == 7 * MIB
     assert told(helper).unused == 0
 
@@ -185,7 +186,7 @@ def test_while_the_disk_has_much_in_hand_it_asks_for_little(folder, monkeypatch)
     pieces = tuple(Piece(at, (status.st_dev, status.st_ino), at, MIB) for at in (0, MIB))
     asker, began = rearrange_helper.Asker(), time.monotonic()
     asker.targets = {1: target}
-    asker.put(rearrange_helper.Order(1, pieces, {pieces[0].file: str(path)}))
+    asker.put(rearrange_helper.Order(1, pieces, {pieces[0].file: str(path)}, {pieces[0].file: target.devices}))
     while asker.ahead_bytes[1] < 2 * MIB:
         assert time.monotonic() < began + 5
         time.sleep(0.001)

@@ -48,11 +48,12 @@ def served(job, rate):
     return Target(job, "", frozenset(), rate, 0)
 
 
-def window(job, path, size):
+def window(job, path, size, *devices):
     path.write_bytes(b"x")
     status = path.stat()
     file = (status.st_dev, status.st_ino)
-    return Order(job, tuple(Piece(at, file, at, MIB) for at in range(0, size, MIB)), {file: str(path)})
+    pieces = tuple(Piece(at, file, at, MIB) for at in range(0, size, MIB))
+    return Order(job, pieces, {file: str(path)}, {file: frozenset(devices)})
 
 
 def wait_for(condition, seconds):
@@ -90,3 +91,12 @@ def test_without_a_rate_nothing_is_read_and_nobody_else_waits(asker, tmp_path):
     asker.put(window(2, tmp_path / "two", MIB))
     wait_for(lambda: asker.ahead_bytes[2] == MIB, 1.0)
     assert asker.ahead_bytes[1] == 0
+
+
+def test_bytes_count_on_the_disk_that_they_came_from(asker, tmp_path):
+    asker.targets = {1: served(1, 1e9)}
+    for name, devices in (("one", ["8:0"]), ("striped", ["8:0", "8:16"])):
+        wait_for(lambda: asker.is_free, 1.0)
+        asker.put(window(1, tmp_path / name, 2 * MIB, *devices))
+    wait_for(lambda: asker.ahead_bytes[1] == 4 * MIB, 1.0)
+    wait_for(lambda: asker.device_bytes[1] == {"8:0": 3 * MIB, "8:16": MIB}, 1.0)
