@@ -10,8 +10,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import add
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agent.policies.base import used_share
 from agent.rearrange import IN_FLIGHT_BESIDE, helper_share
@@ -65,18 +66,23 @@ class Pass:
     cache: Mapping[JobId, CacheCounters]
 
 
+class _Counts(NamedTuple):
+    """Bytes that the helper told for a job, and what of `ahead` came from one disk."""
+
+    ahead: int = 0
+    used: int = 0
+    unused: int = 0
+    here: int = 0
+
+
 @dataclass(slots=True)
 class _Slot:
-    """One job on one disk: its judge, the share it used when reading ahead began, bytes of helpers before this one.
-
-    `earlier_here` is what of those came from this disk.
-    """
+    """One job on one disk: its judge, the share it used when reading ahead began, what was counted before `last`."""
 
     judge: Judge
     own_share: float = 0.0
-    earlier: int = 0
-    earlier_here: int = 0
-    last: Told = field(default_factory=Told)
+    earlier: _Counts = field(default_factory=_Counts)
+    last: _Counts = field(default_factory=_Counts)
     would: bool = False
 
 
@@ -214,13 +220,16 @@ class Rearranger:
             log.info("reading ahead for %s on %s: %s", _names(slot, here), _device(slot, here), one.judge.why)
 
     def _told(self, slot: Slot, one: _Slot) -> Told:
-        """What the helper said of the job; it starts at zero with each helper, and here it goes on."""
+        """What the helper said of the job; counts that began at zero again go on here."""
         told = self._helper.told.get(slot[0], Told())
-        if told.ahead < one.last.ahead:
-            one.earlier += one.last.ahead
-            one.earlier_here += one.last.ahead_of.get(slot[1], 0)
-        one.last = told
-        return replace(told, ahead=one.earlier + told.ahead)
+        now = _Counts(told.ahead, told.used, told.unused, told.ahead_of.get(slot[1], 0))
+        one.earlier = _Counts(*(
+            before + last if fresh < last else before
+            for before, last, fresh in zip(one.earlier, one.last, now, strict=True)
+        ))  # fmt: skip
+        one.last = now
+        ahead, used, unused, _ = map(add, one.earlier, now)
+        return Told(ahead, used, unused, told.outstanding)
 
     def _stopped(self, slot: Slot, stop: Stop, here: Pass) -> None:
         self._stops[stop] += 1
@@ -230,10 +239,10 @@ class Rearranger:
         if running:
             self._used_at = now
         elif not self._helper.pid or now - self._used_at > LINGER_SECONDS:
-            if self._helper.pid:
+            if self._helper.pid or self._helper.is_lost:
                 self._helper.close()
             return
-        fresh = not self._helper.pid and self._helper.start()
+        fresh = not self._helper.pid and not self._helper.is_lost and self._helper.start()
         if self._helper.serve(_targets(running, here), now) or fresh:
             self._count_skips()
             return
@@ -271,7 +280,7 @@ class Rearranger:
             slot: Rearranged(
                 state="would" if one.would else str(one.judge.state),
                 why=one.judge.why if self._reads_ahead else "switched off",
-                ahead_bytes=one.earlier_here + one.last.ahead_of.get(slot[1], 0),
+                ahead_bytes=one.earlier.here + one.last.here,
                 hit_ratio=one.judge.hit_ratio,
                 gain_seconds=one.judge.gain_seconds,
             )

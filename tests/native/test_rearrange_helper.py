@@ -377,6 +377,28 @@ def test_an_agent_that_stands_still_has_nothing_more_read(opener, folder, device
     assert not Path(root + own).exists()
 
 
+def heard(helper, target, seconds=10.0):
+    """What it served until it was gone; the helper's problem then."""
+    deadline = time.monotonic() + seconds
+    while helper.serve([target], time.monotonic()):
+        assert time.monotonic() < deadline, "it is never gone"
+        time.sleep(0.02)
+    return helper.problem
+
+
+def test_a_helper_that_is_killed_is_said_with_the_reason(helper):
+    os.kill(helper.pid, signal.SIGKILL)
+    assert "SIGKILL; see the kernel's log" in heard(helper, Target(1, "/nowhere", {}))
+    assert not helper.is_lost, "so that the next one may be started"
+    assert helper.start()
+    assert helper.problem == ""
+
+
+def test_a_helper_that_fails_says_what_failed(helper):
+    helper._child.socket.send(b"{}")
+    assert "the helper failed (KeyError('targets'))" in heard(helper, Target(1, "/nowhere", {}))
+
+
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("kind", [HelperProcess, MoverProcess])
 def test_a_cgroup_that_somebody_else_is_in_is_left_as_it_is(make_cgroup, kind, inside):
