@@ -188,6 +188,16 @@ class RearrangeSection(_Section, frozen=True):
     defragment_memory_mib: Annotated[int, msgspec.Meta(ge=24, le=65536)] = 256
     defragment_ratio: Ratio = 0.1
 
+    @property
+    def cgroup_path(self) -> str:
+        """The cgroup of the helper that reads ahead, as paths are written elsewhere."""
+        return "/" + self.cgroup.strip("/")
+
+    @property
+    def defragment_cgroup_path(self) -> str:
+        """The cgroup of the helper that moves files."""
+        return f"{self.cgroup_path}-defragment"
+
 
 class HintSection(_Section, frozen=True):
     """The socket on which training code may tell its queue state."""

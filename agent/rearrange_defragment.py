@@ -59,7 +59,6 @@ class Leave(StrEnum):
     LONG_NAME = "long_name"
     FILE_SYSTEM = "file_system"
     NO_TOOL = "no_tool"
-    OTHER_DEVICE = "other_device"
     VANISHED = "vanished"
     NOT_BETTER = "not_better"
     FAILED = "failed"

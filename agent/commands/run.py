@@ -63,7 +63,8 @@ exit status:
   0  ended as asked, by a signal or --duration; every limit is restored
   1  it could not start: no root, another agent runs, a recording cannot be written
   2  the command line or the configuration cannot be used
-  3  this node has no cgroups that could be watched, or enforcing was asked for and cannot work
+  3  this node has no cgroups that could be watched; or, in mode enforce, the journal or the guardian cannot work, or
+     another agent enforces. Where cgroup v2 has no io controller it observes instead, and says so
 """
 
 
@@ -75,10 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, recording: bool = False) -
     parser.add_argument(
         "--mode",
         choices=("observe", "dry-run", "enforce"),
-        help=argparse.SUPPRESS if recording else "default: observe",
+        help=argparse.SUPPRESS if recording else "default: the configuration's, else observe",
     )
-    parser.add_argument("--policy", choices=("adaptive", "paper"), help="default: adaptive")
-    parser.add_argument("--listen", metavar="ADDR:PORT", help=f"default: {configuration.DEFAULT_LISTEN}")
+    parser.add_argument("--policy", choices=("adaptive", "paper"), help="default: the configuration's, else adaptive")
+    parser.add_argument(
+        "--listen", metavar="ADDR:PORT", help=f"default: the configuration's, else {configuration.DEFAULT_LISTEN}"
+    )
     parser.add_argument("--duration", type=options.seconds, metavar="S", help="end after S seconds")
     if not recording:
         parser.add_argument("--record", metavar="FILE", help="also record every pass to FILE (see `prefetchd record`)")

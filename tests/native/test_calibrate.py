@@ -117,8 +117,9 @@ def _left_of(leader):
 @pytest.mark.parametrize(
     ("target", "status", "words"),
     [
-        ("/sys", 3, "lives in memory"),
-        ("/proc", 3, "lives in memory"),
+        ("/sys", 3, "lives in memory; name a folder on a local disk."),
+        ("/proc", 3, "lives in memory; name a folder on a local disk."),
+        ("/dev/null", 3, "'/dev' is on devtmpfs, which lives in memory; name a folder on a local disk."),
         ("/dev/no-such-device", 3, "no block device"),
         ("/nonexistent", 2, "Path '/nonexistent' does not exist; name a device, or a folder or file that exists."),
         ("/nonexistent/x/y", 2, "Path '/nonexistent/x/y' does not exist; name a device"),

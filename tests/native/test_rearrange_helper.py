@@ -166,6 +166,7 @@ def test_the_rest_of_an_open_file_comes_in_as_it_is_read(helper, opener, folder,
     assert more.bytes() == 16 * MIB
     serve(helper, cgroup, device, 0.3)
     assert 14 * MIB <= told(helper).ahead <= 16 * MIB
+    assert told(helper).ahead_of == {device: told(helper).ahead}
     assert told(helper).used == 7 * MIB
     assert told(helper).unused == 0
 
@@ -193,7 +194,7 @@ def test_while_the_disk_has_much_in_hand_it_asks_for_little(folder, monkeypatch)
     pieces = tuple(Piece(at, (status.st_dev, status.st_ino), at, MIB) for at in (0, MIB))
     asker, began = rearrange_helper.Asker(), time.monotonic()
     asker.targets = {1: target}
-    asker.put(rearrange_helper.Order(1, pieces, {pieces[0].file: str(path)}))
+    asker.put(rearrange_helper.Order(1, pieces, {pieces[0].file: str(path)}, {pieces[0].file: target.devices}))
     while asker.ahead_bytes[1] < 2 * MIB:
         assert time.monotonic() < began + 60
         time.sleep(0.001)
@@ -374,6 +375,28 @@ def test_an_agent_that_stands_still_has_nothing_more_read(opener, folder, device
             agent.kill()
         wait_for_end(pid)
     assert not Path(root + own).exists()
+
+
+def heard(helper, target, seconds=10.0):
+    """What it served until it was gone; the helper's problem then."""
+    deadline = time.monotonic() + seconds
+    while helper.serve([target], time.monotonic()):
+        assert time.monotonic() < deadline, "it is never gone"
+        time.sleep(0.02)
+    return helper.problem
+
+
+def test_a_helper_that_is_killed_is_said_with_the_reason(helper):
+    os.kill(helper.pid, signal.SIGKILL)
+    assert "SIGKILL; see the kernel's log" in heard(helper, Target(1, "/nowhere", {}))
+    assert not helper.is_lost, "so that the next one may be started"
+    assert helper.start()
+    assert helper.problem == ""
+
+
+def test_a_helper_that_fails_says_what_failed(helper):
+    helper._child.socket.send(b"{}")
+    assert "the helper failed (KeyError('targets'))" in heard(helper, Target(1, "/nowhere", {}))
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -327,7 +327,9 @@ def test_zsh_script_names_everything(commands, tmp_path):
         assert f"        {command.name})\n" in text
         for option in command.options:
             assert all(f"){flag}[" in text for flag in option.flags)
-    assert text.count("'") % 2 == 0
+    assert r"--listen[default\: " in text
+    assert r"127.0.0.1\:9753]:ADDR\:PORT:" in text
+    assert text.replace("""'"'"'""", "").count("'") % 2 == 0
     if shutil.which("zsh"):
         (tmp_path / "_prefetchd").write_text(text)
         subprocess.run(["zsh", "-n", str(tmp_path / "_prefetchd")], check=True, timeout=20)

@@ -35,6 +35,23 @@ def test_training_and_best_effort():
     }
 
 
+def test_the_agents_own_cgroups_are_no_jobs_whatever_the_pattern():
+    """A helper that reads ahead would be capped for the sake of those it reads for, or be read ahead for itself."""
+    text = """
+    [[jobs]]
+    cgroup = "/prefetchd.slice/*"
+    [[best_effort]]
+    cgroup = "/*"
+    [rearrange]
+    cgroup = "/prefetchd.slice/ahead/"
+    [enforcement]
+    guardian_cgroup = "/prefetchd-guardian"
+    """
+    own = ("/prefetchd.slice/ahead", "/prefetchd.slice/ahead-defragment", "/prefetchd-guardian")
+    jobs = select("/", *own, "/prefetchd.slice/resnet", "/scan", config=parse(text))
+    assert {job.path for job in jobs} == {"/prefetchd.slice/resnet", "/scan"}
+
+
 def test_names_that_nobody_can_print_are_written_out():
     paths = ["/train.slice/\udcff\udc80x", "/train.slice/a\rb\x1b[31m", "/train.slice/作业 1"]
     names = [job.name for job in select(*paths)]

@@ -1,6 +1,7 @@
 """Which fragmented files are moved: every reason to leave one, and what counts as fragmented."""
 
 import socket
+import threading
 import time
 from dataclasses import replace
 
@@ -307,3 +308,24 @@ def test_files_pass_to_the_job_that_reads_them_once_their_own_is_no_longer_serve
     assert made._book.known[A].job == 8
     made._move_one(A, target(7))
     assert A not in made._book.leaves
+
+
+@pytest.mark.parametrize("served", [{}, target(8)])
+def test_a_move_ends_once_its_job_is_served_no_more_whoever_else_is(mover, monkeypatch, served):
+    made, _ = mover
+    stopping = made._move._stopping
+    made._book.note(A, Known(7, "/a", ()))
+    made._book.moving, made._targets = A, target(7) | served
+    monkeypatch.setattr(made, "_look", lambda: None)
+    monkeypatch.setattr(made, "_renewed", time.monotonic() + 60.0)
+    made._move._idle.clear()
+    running = threading.Thread(target=made.run)
+    running.start()
+    try:
+        assert not stopping.wait(0.3)
+        made._targets = served
+        assert stopping.wait(20.0)
+    finally:
+        made._move._idle.set()
+        made._agent.shutdown(socket.SHUT_RDWR)
+        running.join()

@@ -90,6 +90,16 @@ def test_a_file_is_reached_by_who_has_it_open_now(shard, monkeypatch):
     assert Path(found.path).samefile(second)
 
 
+def test_a_file_on_a_disk_that_is_not_served_is_left_out(shard, monkeypatch):
+    file, link, _ = shard
+    places, path = places_on_any_disk(monkeypatch), link()
+    wait_for(lambda: places.place(path, file))
+    places.devices = frozenset({"8:16"})
+    monkeypatch.setattr(places._resolver, "devices_of", lambda number: frozenset({"8:0"}))
+    assert places.place(path, file) is None
+    assert places._follow.skips[Skip.OTHER_DEVICE] == 1
+
+
 def test_a_descriptor_that_leads_elsewhere_by_now_says_nothing_of_the_file(shard, tmp_path, monkeypatch):
     """A worker closes one shard and opens the next one at the same descriptor before anybody has looked."""
     file, link, _ = shard

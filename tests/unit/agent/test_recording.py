@@ -580,6 +580,11 @@ def test_a_device_that_was_in_no_list_is_told_by_its_number():
     assert "a on 8:16: cap none -> 50 %" in _difference(change, {}, "a")
 
 
+def test_tenths_of_a_second_never_run_back():
+    changes = (Difference(wall, "a", 1, "", "score", 50.0, 60.0) for wall in (59.94, 59.96, 60.04))
+    assert [_difference(change, {}, "a").split()[0][-4:] for change in changes] == ["59.9", "59.9", "00.0"]
+
+
 def run(*arguments):
     command = [sys.executable, "-m", "agent", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -600,8 +605,8 @@ def test_replay_without_capacity_says_that_nothing_could_be_capped(told, tmp_pat
     path = tmp_path / "bare.rec"
     record(path, [(replace(report, devices=_without_capacity(report.devices)), samples) for report, samples in told])
     bare = run("replay", path, "--policy", "paper")
-    assert "No policy could have capped anything: the capacity of no device was known." in bare.stdout
-    assert "replay with --config FILE" in bare.stdout
+    assert "the capacity of no device was known, or the node could not limit it." in bare.stdout
+    assert "Replay with --config FILE that declares it" in bare.stdout
     config = tmp_path / "c.toml"
     config.write_text('[[devices]]\ndevice = "/dev/nvme0n1"\nread_bytes_per_second = "120 MB"\n')
     declared = run("replay", path, "--policy", "paper", "--config", config)

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from agent import server
-from agent.client import AgentClient
+from agent.client import AgentClient, AgentUnreachable
 from agent.config import ConfigError, MetricsSection
 from agent.errors import PrefetchdError
 from agent.server import MAX_CLIENTS, Endpoint
@@ -165,6 +165,24 @@ def test_tls_with_client_certificates(serve, certificate):
         get(endpoint, "/metrics", context=trusting)
     trusting.load_cert_chain(cert, key)
     assert get(endpoint, "/metrics", context=trusting)[0] == 200
+
+
+def test_a_client_says_that_the_certificate_is_not_trusted_rather_than_that_nobody_answers(serve, certificate):
+    cert, key = certificate
+    endpoint = serve(certificate=str(cert), key=str(key))
+    url = f"https://127.0.0.1:{endpoint.port}"
+    with pytest.raises(AgentUnreachable) as refused:
+        AgentClient(url).state()
+    assert f"The certificate at {url} is not trusted (self-signed certificate); give --ca FILE" in str(refused.value)
+    assert AgentClient(url, ca=str(cert)).state()
+    with pytest.raises(AgentUnreachable, match="give --address https://"):
+        AgentClient(f"http://127.0.0.1:{endpoint.port}").state()
+
+
+def test_a_client_does_not_speak_of_tls_where_nobody_listens():
+    with pytest.raises(AgentUnreachable) as refused:
+        AgentClient("http://127.0.0.1:1").state()
+    assert str(refused.value).endswith("wait until its log says where it answers, or give --address.")
 
 
 @pytest.mark.parametrize(
