@@ -19,7 +19,7 @@ import resource
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -58,11 +58,12 @@ class Target(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A window to ask for: whose it is, pieces in physical order, and a path to each of their files."""
+    """A window to ask for: whose it is, pieces in physical order, a path to each of their files, and its disks."""
 
     job: int
     pieces: tuple[Piece, ...]
     paths: Mapping[FileId, str]
+    devices: Mapping[FileId, frozenset[str]]
 
 
 class Asker:
@@ -76,6 +77,7 @@ class Asker:
         self._orders: queue.Queue[Order] = queue.Queue(1)
         self._free_at: dict[int, float] = {}
         self.ahead_bytes: Counter[int] = Counter()
+        self.device_bytes: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self.skips: Counter[Skip] = Counter()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -100,7 +102,7 @@ class Asker:
                 if descriptor is not None:
                     descriptors[file] = descriptor
             for piece in order.pieces:
-                if piece.file in descriptors and not self._ask(order.job, piece, descriptors[piece.file]):
+                if piece.file in descriptors and not self._ask(order, piece, descriptors[piece.file]):
                     return
         finally:
             for descriptor in descriptors.values():
@@ -123,8 +125,9 @@ class Asker:
         self.skips[Skip.VANISHED] += 1
         return None
 
-    def _ask(self, job: int, piece: Piece, descriptor: int) -> bool:
+    def _ask(self, order: Order, piece: Piece, descriptor: int) -> bool:
         """Ask for what is missing of a piece; False where the job is not served any more."""
+        job = order.job
         missing = files.missing_bytes(descriptor, piece.offset, piece.length)
         if not missing:
             return True
@@ -136,8 +139,14 @@ class Asker:
         give_way(target)
         with suppress(OSError):
             files.ask_for(descriptor, piece.offset, piece.length)
-            self.ahead_bytes[job] += missing
+            self._count(order, piece.file, missing)
         return True
+
+    def _count(self, order: Order, file: FileId, size: int) -> None:
+        """A file that lies on several disks (md, LVM) counts in equal parts: which holds how much is not looked up."""
+        self.ahead_bytes[order.job] += size
+        for device in order.devices[file]:
+            self.device_bytes[order.job][device] += size // len(order.devices[file])
 
     def _turn(self, job: int) -> Target | None:
         """Wait until the job's rate allows more; None once nothing may be read for it."""
@@ -221,8 +230,8 @@ class Helper:
         if window.pieces:
             paths = {place.file: place.path for _, _, place in wanted}
             needed = {piece.file for piece in window.pieces}
-            order = Order(target.job, window.pieces, {file: path for file, path in paths.items() if file in needed})
-            self._asker.put(order)
+            devices = {file: self._resolver.devices_of(file[0]) & target.devices for file in needed}
+            self._asker.put(Order(target.job, window.pieces, {file: paths[file] for file in needed}, devices))
 
     def _look(self, target: Target) -> tuple[list[Seen], dict[int, list[Task]], bool]:
         """The job's processes that have files or index pipes, and what the pipes hold."""
@@ -247,9 +256,10 @@ class Helper:
         for follow in self._follows.values():
             skips.update(follow.skips)
         jobs = {
-            job: [self._asker.ahead_bytes[job], follow.used_bytes, follow.unused_bytes, follow.outstanding_bytes]
+            job: [self._asker.ahead_bytes[job], follow.used_bytes, follow.unused_bytes, follow.outstanding_bytes,
+                  dict(self._asker.device_bytes[job])]
             for job, follow in self._follows.items()
-        }
+        }  # fmt: skip
         with suppress(OSError):
             self._agent.send(json.dumps({"jobs": jobs, "skips": skips}).encode(), socket.MSG_DONTWAIT)
 

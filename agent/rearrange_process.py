@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from agent.rearrange import LEAST_RATE, memory_budget_bytes
@@ -51,13 +52,15 @@ class Target:
 class Told(NamedTuple):
     """What the helper said last of one job: bytes since it started; `outstanding` is what is not used yet.
 
-    `used` and `unused` begin at zero as well with each time that the job is served.
+    `used` and `unused` begin at zero as well with each time that the job is served. `ahead_of` is what of `ahead` came
+    from each disk (maj:min).
     """
 
     ahead: int = 0
     used: int = 0
     unused: int = 0
     outstanding: int = 0
+    ahead_of: Mapping[str, int] = MappingProxyType({})
 
 
 T = TypeVar("T")
@@ -115,7 +118,7 @@ class HelperBase(ABC, Generic[T]):
         """What it is told beside its cgroup."""
 
     @abstractmethod
-    def count(self, told: list[int]) -> T:
+    def count(self, told: list[Any]) -> T:
         """What it said of one job."""
 
     @abstractmethod
@@ -287,7 +290,7 @@ class HelperProcess(HelperBase[Told]):
         """What of its memory may be in flight."""
         return {"budget_bytes": memory_budget_bytes(self.memory_bytes)}
 
-    def count(self, told: list[int]) -> Told:
+    def count(self, told: list[Any]) -> Told:
         """See `Told`."""
         return Told(*told)
 
@@ -306,7 +309,7 @@ class MoverProcess(HelperBase[Mend]):
         """Its memory, which bounds the size of a file."""
         return {"memory_bytes": self.memory_bytes}
 
-    def count(self, told: list[int]) -> Mend:
+    def count(self, told: list[Any]) -> Mend:
         """See `Mend`."""
         files, size, left_files, left_bytes, is_moving = told
         return Mend(files, size, left_files, left_bytes, bool(is_moving))

@@ -85,9 +85,9 @@ def test_names_stay_unique_where_one_is_called_as_another_is_renamed():
 
 def test_thousands_of_cgroups_are_sorted_out_quickly():
     paths = [f"/train.slice/job{number}{below}" for number in range(3000) for below in ("", "/worker")]
-    began = time.monotonic()
+    began = time.thread_time()
     assert len(select(*paths)) == 3000
-    assert time.monotonic() - began < 2.0
+    assert time.thread_time() - began < 2.0
 
 
 def test_what_lies_below_a_job_belongs_to_it():

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -22,19 +23,27 @@ def helper():
 
 def test_it_rests_as_long_as_a_look_takes(helper, monkeypatch):
     """Hundreds of processes with hundreds of files each take longer to look at than the time between two looks."""
-    looks = []
+    looks, looked = [], threading.Event()
 
     def look(_target, _now):
-        looks.append(time.monotonic())
-        time.sleep(0.3)
+        began = time.monotonic()
+        time.sleep(0.1)
+        looks.append((began, time.monotonic()))
+        if len(looks) == 4:
+            looked.set()
 
     monkeypatch.setattr(helper, "_serve", look)
     helper._targets = {7: Target(7, "/sys/fs/cgroup/job", frozenset({"8:0"}), 1e6, 0)}
-    helper._renewed = time.monotonic()
-    threading.Thread(target=helper.run, daemon=True).start()
-    time.sleep(1.6)
-    helper._agent.shutdown(socket.SHUT_RDWR)
-    assert 2 <= len(looks) <= 3
+    helper._renewed = time.monotonic() + 3600  # its lease does not end
+    thread = threading.Thread(target=helper.run, daemon=True)
+    thread.start()
+    try:
+        assert looked.wait(30)
+    finally:
+        helper._agent.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+    for (began, ended), (again, _) in pairwise(looks):
+        assert again - ended >= 0.99 * (ended - began)
 
 
 @pytest.fixture
@@ -48,11 +57,12 @@ def served(job, rate):
     return Target(job, "", frozenset(), rate, 0)
 
 
-def window(job, path, size):
+def window(job, path, size, *devices):
     path.write_bytes(b"x")
     status = path.stat()
     file = (status.st_dev, status.st_ino)
-    return Order(job, tuple(Piece(at, file, at, MIB) for at in range(0, size, MIB)), {file: str(path)})
+    pieces = tuple(Piece(at, file, at, MIB) for at in range(0, size, MIB))
+    return Order(job, pieces, {file: str(path)}, {file: frozenset(devices)})
 
 
 def wait_for(condition):
@@ -91,6 +101,15 @@ def test_without_a_rate_nothing_is_read_and_nobody_else_waits(asker, tmp_path):
     asker.put(window(2, tmp_path / "two", MIB))
     wait_for(lambda: asker.ahead_bytes[2] == MIB)
     assert asker.ahead_bytes[1] == 0
+
+
+def test_bytes_count_on_the_disk_that_they_came_from(asker, tmp_path):
+    asker.targets = {1: served(1, 1e9)}
+    for name, devices in (("one", ["8:0"]), ("striped", ["8:0", "8:16"])):
+        wait_for(lambda: asker.is_free)
+        asker.put(window(1, tmp_path / name, 2 * MIB, *devices))
+    wait_for(lambda: asker.ahead_bytes[1] == 4 * MIB)
+    wait_for(lambda: asker.device_bytes[1] == {"8:0": 3 * MIB, "8:16": MIB})
 
 
 def test_of_a_job_with_too_much_open_the_rest_is_left_out_and_counted(helper, monkeypatch):

@@ -20,6 +20,8 @@ from agent.rearranger import DiskWatch, Pass, Rearranger
 from agent.snapshot import snapshot
 from agent.types import Decision, DeviceInfo, DeviceView, Job, JobReport, Medium, PoolState, RearrangeReport, Slot
 from bpf.samples import CacheCounters, Sample
+from cgroup.lines import READ_AHEAD, Line
+from cgroup.results import WriteResult
 from tests.unit.agent.builders import CAPACITY, HDD, MIB, device_signals, health, job_view
 from tests.unit.agent.made_reports import story
 
@@ -28,7 +30,7 @@ VIEWS = {HDD: DeviceView(DeviceInfo(HDD, "sda", Medium.HDD, CAPACITY))}
 
 
 class FakeHelper:
-    """Reads ahead what it is allowed to at once, and is used up by the job."""
+    """Reads ahead what it is allowed to at once, half of it from another disk, and is used up by the job."""
 
     def __init__(self):
         self.problem, self.told, self.skips = "", {}, {}
@@ -56,7 +58,8 @@ class FakeHelper:
     def work(self):
         for one in self.targets:
             before = self.told.get(one.job, Told())
-            self.told[one.job] = Told(before.ahead + MIB, before.used + MIB, before.unused, 0)
+            here = {HDD: (before.ahead + MIB) // 2}
+            self.told[one.job] = Told(before.ahead + MIB, before.used + MIB, before.unused, 0, here)
         self.skips = {"direct": self.skips.get("direct", 0) + 1}
 
     def close(self):
@@ -65,13 +68,14 @@ class FakeHelper:
 
 class Enforcer:
     def __init__(self):
-        self.held = []
+        self.held, self.result = [], "written"
 
     def set_read_ahead(self, device, kilobytes, why):
         self.held.append((device, kilobytes))
 
     def release_read_ahead(self, device, why):
         self.held.append((device, None))
+        return [WriteResult(Line(0, "", device, READ_AHEAD), self.result, {}, {}, why)]
 
 
 class Node:
@@ -138,7 +142,7 @@ def test_starts_the_helper_where_the_policy_asks(node):
     node.asked = frozenset()
     assert node.run(30) == "running", "that nobody asks any more is its success"
     one = node.last.slots[SLOT]
-    assert one.ahead_bytes == node.helper.told[1].ahead - MIB > 0, "as it stood before this pass"
+    assert one.ahead_bytes == (node.helper.told[1].ahead - MIB) // 2 > 0, "this disk's half, as before this pass"
     assert one.hit_ratio == pytest.approx(1.0)
     assert one.gain_seconds == pytest.approx(0.049)
 
@@ -278,6 +282,18 @@ def test_read_ahead_of_the_disk_is_raised_meanwhile_where_it_is_less(monkeypatch
     assert node.enforcer.held == [(HDD, 4096), (HDD, None)]
 
 
+def test_read_ahead_that_cannot_be_put_back_is_tried_again(monkeypatch):
+    monkeypatch.setattr("agent.rearranger._read_ahead_of", lambda device: 128)
+    node = Node(read_ahead_kilobytes=4096)
+    node.run(3)
+    node.enforcer.result, node.mode = "error", "dry-run"
+    node.run(6)
+    assert node.enforcer.held == [(HDD, 4096), (HDD, None), (HDD, None)]
+    node.enforcer.result = "written"
+    node.run(12)
+    assert node.enforcer.held == [(HDD, 4096), (HDD, None), (HDD, None), (HDD, None)]
+
+
 def test_read_ahead_is_left_alone_by_default_and_where_it_is_more(node, monkeypatch):
     monkeypatch.setattr("agent.rearranger._read_ahead_of", lambda device: 8192)
     other = Node(read_ahead_kilobytes=4096)
@@ -325,7 +341,7 @@ def report_of(node):
     [
         (
             "running",
-            "the agent reads ahead for it, 41 MB so far, it uses 100 % of that, waits 49 ms less per iteration",
+            "the agent reads ahead for it, 20 MB so far, it uses 100 % of that, waits 49 ms less per iteration",
         ),
         ("cooling", "stays from reading ahead for it now (it starves"),
         ("would", "in mode enforce the agent would read ahead for it"),
