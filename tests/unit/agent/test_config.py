@@ -18,7 +18,7 @@ def test_shipped_examples_are_valid_when_uncommented():
     text = DEFAULT.read_text()
     uncommented = re.sub(r"(?m)^# (\[\[|[a-z_]+ = )", r"\1", text)
     parsed = config.parse(uncommented)
-    assert len(parsed.jobs) == 2
+    assert len(parsed.jobs) == 4
     assert parsed.devices[0].read_bytes_per_second == 6.5e9
     assert parsed.pid.ssd.kp == 0.005
 

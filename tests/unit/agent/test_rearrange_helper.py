@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -22,19 +23,27 @@ def helper():
 
 def test_it_rests_as_long_as_a_look_takes(helper, monkeypatch):
     """Hundreds of processes with hundreds of files each take longer to look at than the time between two looks."""
-    looks = []
+    looks, looked = [], threading.Event()
 
     def look(_target, _now):
-        looks.append(time.monotonic())
-        time.sleep(0.3)
+        began = time.monotonic()
+        time.sleep(0.1)
+        looks.append((began, time.monotonic()))
+        if len(looks) == 4:
+            looked.set()
 
     monkeypatch.setattr(helper, "_serve", look)
     helper._targets = {7: Target(7, "/sys/fs/cgroup/job", frozenset({"8:0"}), 1e6, 0)}
-    helper._renewed = time.monotonic()
-    threading.Thread(target=helper.run, daemon=True).start()
-    time.sleep(1.6)
-    helper._agent.shutdown(socket.SHUT_RDWR)
-    assert 2 <= len(looks) <= 3
+    helper._renewed = time.monotonic() + 3600  # its lease does not end
+    thread = threading.Thread(target=helper.run, daemon=True)
+    thread.start()
+    try:
+        assert looked.wait(30)
+    finally:
+        helper._agent.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+    for (began, ended), (again, _) in pairwise(looks):
+        assert again - ended >= 0.99 * (ended - began)
 
 
 @pytest.fixture

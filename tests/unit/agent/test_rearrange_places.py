@@ -1,7 +1,6 @@
 """Where the helpers look: nothing but regular files is opened, and what nobody asks for is forgotten."""
 
 import os
-import threading
 import time
 from itertools import count
 from pathlib import Path
@@ -15,19 +14,15 @@ from agent.rearrange_facts import open_here
 from agent.rearrange_follow import Follow
 from agent.rearrange_helper import Asker
 from agent.rearrange_places import FORGET_SECONDS, JobPlaces, Resolver, _place
+from tests.unit.waiting_writer import pipe_with_writer
 
 
 @pytest.fixture
 def pipe(tmp_path):
     """A named pipe, and the thread of a writer that waits until somebody opens it for reading."""
     path = tmp_path / "shard-0"
-    os.mkfifo(path)
-    writer = threading.Thread(target=lambda: os.close(os.open(path, os.O_WRONLY)))
-    writer.start()
-    time.sleep(0.1)  # until it waits
-    yield str(path), writer
-    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-    writer.join()
+    with pipe_with_writer(path) as writer:
+        yield str(path), writer
 
 
 def asked(path):
@@ -117,8 +112,7 @@ def test_a_descriptor_that_leads_elsewhere_by_now_says_nothing_of_the_file(shard
 
 
 def wait_for(condition):
-    for _ in range(1000):
-        if condition():
-            return
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)
-    raise AssertionError("waited in vain")

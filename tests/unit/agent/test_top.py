@@ -410,7 +410,7 @@ class Terminal:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.text = ""
 
-    def until(self, words, seconds=20.0):
+    def until(self, words, seconds=60.0):
         deadline = time.monotonic() + seconds
         while words not in self.text:
             assert time.monotonic() < deadline, self.text[-2000:]
@@ -426,7 +426,7 @@ class Terminal:
         os.write(self.fd, data)
 
     def end(self):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if select.select([self.fd], [], [], 0.05)[0]:
                 with contextlib.suppress(OSError):
