@@ -120,9 +120,11 @@ def _help() -> list[Text]:
         *lines,
         Text(""),
         Text(f"SCORE 0..100: {marks}; no mark: healthy, 60 and above"),
-        Text("WAIT per iteration; QUEUE ready/capacity; DELAY latency without blk-throttle"),
-        Text("QUOTA the cap in force; LOAN elastic share / iterations left, the parts of POOL LENT"),
-        Text("LIMITS on: somebody starves, others are capped; never: no capacity declared, or no way to cap"),
+        Text("MINUTE the lowest scores of the last minute; WAIT per iteration"),
+        Text("QUEUE ready/capacity; DELAY latency without blk-throttle"),
+        Text("QUOTA the cap in force; LOAN elastic share / iterations left, part of POOL LENT"),
+        Text("LIMITS on: somebody starves, others are capped"),
+        Text("LIMITS never: no capacity declared, or no way to cap"),
     ]
 
 

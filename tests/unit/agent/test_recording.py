@@ -644,6 +644,20 @@ def test_a_device_that_was_in_no_list_is_told_by_its_number():
     assert "a on 8:16: cap none -> 50 %" in _difference(change, {}, "a")
 
 
+def test_a_recording_of_root_is_read_with_sudo(monkeypatch, tmp_path):
+    def refused(*_):
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "node.rec"
+    path.touch()
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(RecordingError) as told:
+        next(read(path))
+    assert str(told.value) == (
+        f"Recording '{path}' cannot be read (Permission denied); use sudo, as the agent that wrote it ran as root."
+    )
+
+
 def test_tenths_of_a_second_never_run_back():
     changes = (Difference(wall, "a", 1, "", "score", 50.0, 60.0) for wall in (59.94, 59.96, 60.04))
     assert [_difference(change, {}, "a").split()[0][-4:] for change in changes] == ["59.9", "59.9", "00.0"]
