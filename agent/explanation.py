@@ -55,7 +55,7 @@ ENDS = {
     "done": "all is done",
     "mode": "the mode is not enforce",
 }
-"""Why reading ahead, or moving files, ended: `agent.rearrange_stop`, `agent.rearrange_pay`."""
+"""Why reading ahead, or moving files, ended: `agent.rearrange.stop`, `agent.rearrange.pay`."""
 WAITS_RATIO = 0.05
 FED_POINTS = 75.0
 """From this queue part of the score on it is not the queue that the loop waits at."""

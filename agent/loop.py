@@ -17,7 +17,7 @@ from typing import Protocol
 from agent.core import Core, CoreResult
 from agent.jobs import by_id
 from agent.limits import Desired, desired_limits
-from agent.rearranger import Pass
+from agent.rearrange.read_ahead import Pass
 from agent.signals import JobSample
 from agent.stopping import SignalFlags
 from agent.stuck import StuckQueues

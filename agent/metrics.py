@@ -28,7 +28,7 @@ from agent.metric_families import (
     slot_labels,
 )
 from agent.pool import borrowed
-from agent.rearrange_metrics import mend_families, rearrange_families
+from agent.rearrange.metrics import mend_families, rearrange_families
 from agent.types import Cause, JobId, JobReport, Level, TickReport
 from bpf.samples import LinkState, ProbeState
 

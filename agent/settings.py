@@ -10,8 +10,8 @@ from agent.health import HealthSettings
 from agent.pid import GAINS_BY_MEDIUM, PidGains
 from agent.policies.base import PolicySettings
 from agent.pool import PoolSettings
-from agent.rearrange_pay import PaySettings
-from agent.rearrange_stop import StopSettings
+from agent.rearrange.pay import PaySettings
+from agent.rearrange.stop import StopSettings
 from agent.signals import SignalSettings
 from agent.types import Medium
 

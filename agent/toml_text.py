@@ -89,7 +89,10 @@ def _sentence(source: str, raw: dict[str, Any], kind: type[msgspec.Struct], mess
     told = f"it is one of {', '.join(choices)}" if choices else _plain(detail)
     if detail == "Expected `array`, got `object`":
         told += f", which [[{path}]] makes"
-    return f"{source}: key {path!r} has the value {quoted(_lookup(raw, path))}: {told}; correct it."
+    value = quoted(_lookup(raw, path))
+    if told.startswith(f"{value} is "):  # the words of a hook, which say what to do
+        return f"{source}: key {path!r}: {told}."
+    return f"{source}: key {path!r} has the value {value}: {told}; correct it."
 
 
 def _plain(detail: str) -> str:

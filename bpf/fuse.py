@@ -14,7 +14,7 @@ from bpf.loader import HISTOGRAM_HEADER, MEMORY_HEADER, Loader, ProbeError, Prog
 from bpf.mount_probe import MountProbe, parse_mounts
 from bpf.owners import OWNER_HEADER
 from bpf.reasons import Reason, partly
-from bpf.samples import FUSE_OPS, FuseKey, Sample
+from bpf.samples import FUSE_OPS, NOT_LOADED, FuseKey, Sample
 
 SOURCE = Path(__file__).with_name("fuse.c")
 FILESYSTEMS = Path("/proc/filesystems")
@@ -47,7 +47,7 @@ class FuseProbe(MountProbe):
         super().__init__(loader)
 
     def _missing(self) -> str:
-        return "" if is_loaded(FILESYSTEMS) else "the module fuse is not loaded"
+        return "" if is_loaded(FILESYSTEMS) else f"the file system fuse is missing: {NOT_LOADED}"
 
     def _attach(self) -> None:
         btf = self._loader.btf

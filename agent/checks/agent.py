@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agent.checks.finding import Finding, Result, note, ok, warning
+from bpf.samples import NOT_LOADED
 
 TRY_PROBES = "sudo prefetchd doctor --attach --all tries the probes of one that would be started"
 """Without a running agent nothing is known of its probes."""
@@ -64,7 +65,7 @@ def probe_finding(probe: Mapping[str, Any], *, kprobes: bool) -> Finding:
     lost = f", {probe['lost']} {_lost(probe)}" if probe.get("lost") else ""
     if probe.get("state") == "attached":
         return _refused(probe) or ok(name, f"attached{how}{lost}")
-    if "module is not loaded" in str(probe.get("why")):
+    if NOT_LOADED in str(probe.get("why")):
         evidence = f"{probe.get('state')}: {probe['why']}; it attaches by itself when that changes"
         return Finding(name, Result.NOTE, evidence, because="remote.nfs" if probe.get("name") == "nfs" else "")
     because = "kernel.kprobes" if probe.get("tier") == "tracepoint" and not kprobes else ""

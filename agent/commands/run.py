@@ -43,6 +43,7 @@ from agent.stopping import SignalFlags, StoppedEarlyError
 from agent.stuck import StuckQueues
 from agent.types import TickReport
 from bpf.loader import Loader
+from bpf.samples import NOT_LOADED
 from cgroup.devices import Devices
 from cgroup.guardian import Guardian
 from cgroup.hierarchy import Hierarchy, detect_hierarchy
@@ -272,7 +273,8 @@ def _hooks(guardian: Guardian | None) -> list[Callable[[TickReport], object]]:
 
 def _announce(config: Config, node: LocalNode, endpoint: Endpoint, mode: str) -> None:
     for probe in node.probes():
-        level = logging.INFO if probe.state == "attached" else logging.WARNING
+        well = probe.state == "attached" or NOT_LOADED in probe.why
+        level = logging.INFO if well else logging.WARNING
         how, why = f" ({probe.tier})" if probe.tier else "", f": {probe.why}" if probe.why else ""
         more = " (prefetchd doctor --attach --all says why)" if probe.detail else ""
         log.log(level, "probe %s: %s%s%s%s", probe.name, probe.state, how, why, more)

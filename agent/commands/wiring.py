@@ -21,9 +21,9 @@ from agent.hint_listener import HintListener
 from agent.history import History
 from agent.loop import Loop
 from agent.metrics import ReportCollector
-from agent.rearrange_mending import Mending
-from agent.rearrange_process import HelperProcess, MoverProcess
-from agent.rearranger import Rearranger
+from agent.rearrange.mending import Mending
+from agent.rearrange.process import HelperProcess, MoverProcess
+from agent.rearrange.read_ahead import Rearranger
 from agent.server import Endpoint
 from agent.settings import pay_settings, stop_settings
 from agent.snapshot import snapshot

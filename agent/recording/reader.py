@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import zlib
@@ -111,7 +112,8 @@ def read(
             raise RecordingError(f"Recording {str(path)!r} is no regular file; give the path of a recording.")
         file = path.open("rb")
     except OSError as error:
-        raise RecordingError(f"Recording {str(path)!r} cannot be read ({error.strerror}); check the path.") from None
+        todo = "use sudo, as the agent that wrote it ran as root" if error.errno == errno.EACCES else "check the path"
+        raise RecordingError(f"Recording {str(path)!r} cannot be read ({error.strerror}); {todo}.") from None
     with file:
         yield from _read(file, str(path), progress, complain)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.rearrange_files import extents_of
+from agent.rearrange.files import extents_of
 
 MIB = 1 << 20
 CHUNK = 256 << 10

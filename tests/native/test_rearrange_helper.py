@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import rearrange_files as files
-from agent import rearrange_helper
-from agent.rearrange import Extent, Piece, Skip
-from agent.rearrange_process import HelperProcess, MoverProcess, Target
+from agent.rearrange import files
+from agent.rearrange import helper as rearrange_helper
+from agent.rearrange.process import HelperProcess, MoverProcess, Target
+from agent.rearrange.window import Extent, Piece, Skip
 from cgroup.devices import Devices
 from tests.native import workload
 from tests.native.conftest import cgroup_mount
@@ -46,7 +46,7 @@ for line in sys.stdin:
 AGENT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from agent.rearrange_process import HelperProcess, MoverProcess, Target
+from agent.rearrange.process import HelperProcess, MoverProcess, Target
 helper = HelperProcess(sys.argv[2], sys.argv[3], 48 << 20, needs_limits=False)
 assert helper.start(), helper.problem
 print(helper.pid, flush=True)

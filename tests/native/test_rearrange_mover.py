@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from agent import rearrange_move
-from agent.rearrange_defragment import Leave, pieces
-from agent.rearrange_facts import mounts_of
-from agent.rearrange_files import extents_of, look_at, name_of
-from agent.rearrange_move import Move, Stopped, find_tool
-from agent.rearrange_process import MoverProcess, Target
+from agent.rearrange import move as rearrange_move
+from agent.rearrange.defragment import Leave, pieces
+from agent.rearrange.facts import mounts_of
+from agent.rearrange.files import extents_of, look_at, name_of
+from agent.rearrange.move import Move, Stopped, find_tool
+from agent.rearrange.process import MoverProcess, Target
 from tests.native.conftest import cgroup_mount, missing
 from tests.native.processes import wait_for_end, wait_until
 
@@ -50,7 +50,7 @@ while True:
 AGENT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from agent.rearrange_process import MoverProcess, Target
+from agent.rearrange.process import MoverProcess, Target
 mover = MoverProcess(sys.argv[2], sys.argv[3], 48 << 20, needs_limits=False)
 assert mover.start(), mover.problem
 print(mover.pid, flush=True)
@@ -417,7 +417,7 @@ def accepts_loops(monkeypatch, tmp_path):
     shutil.copytree(PROJECT / "agent", sources / "agent")
     shutil.copytree(PROJECT / "cgroup", sources / "cgroup")
     (sources / "bpf").symlink_to(PROJECT / "bpf")
-    places = sources / "agent" / "rearrange_places.py"
+    places = sources / "agent" / "rearrange" / "places.py"
     text = places.read_text()
     assert "self._devices[number] = _stack_of(" in text
     places.write_text(text.replace("self._devices[number] = _stack_of(", "self._devices[number] = frozenset(("))

@@ -34,7 +34,8 @@ def test_the_module_may_be_loaded_later_and_requests_agree_with_server_and_clien
         subprocess.run(["modprobe", "-r", holder], check=False, capture_output=True)
     probe = FuseProbe(loader)
     probe.manage([cgroup.stat().st_ino])
-    assert (probe.status().state, probe.status().why) == (ProbeState.UNAVAILABLE, "the module fuse is not loaded")
+    why = "the file system fuse is missing: the module is not loaded"
+    assert (probe.status().state, probe.status().why) == (ProbeState.UNAVAILABLE, why)
     subprocess.run(["modprobe", "fuse"], check=True)
     assert probe.read(time.monotonic_ns()).fuse == {}
     assert (probe.status().state, probe.status().tier) == (ProbeState.ATTACHED, "kprobe"), probe.status().why

@@ -87,6 +87,16 @@ def test_refusal_is_one_sentence_naming_key_and_value(text, words):
         assert word in message
 
 
+def test_a_byte_rate_that_is_none_is_quoted_once():
+    text = '[[devices]]\ndevice = "/dev/vda"\nread_bytes_per_second = "6,5 GB"'
+    with pytest.raises(config.ConfigError) as refused:
+        config.parse(text, "x.toml")
+    assert str(refused.value) == (
+        "x.toml: key 'devices[0].read_bytes_per_second': '6,5 GB' is no byte rate; write a number or a text like "
+        '"6.5 GB" or "120 MiB".'
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "rate"), [("120 MiB", 120 * 2**20), ("6.5GB", 6.5e9), ("1 kB/s", 1000), (42, 42), ("7", 7)]
 )

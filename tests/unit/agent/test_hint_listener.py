@@ -260,7 +260,7 @@ def test_iterations_that_found_no_room_are_counted(listener, raw):
     assert listener.status().lost_events == 9
 
 
-@pytest.mark.parametrize(("before", "during"), [("10\n", "512\n"), ("1024\n", "1024\n"), ("odd\n", "odd\n")])
+@pytest.mark.parametrize(("before", "during"), [("10\n", "8192\n"), ("9000\n", "9000\n"), ("odd\n", "odd\n")])
 def test_limit_of_queued_datagrams_is_raised_only_while_the_socket_is_made(tmp_path, before, during):
     sysctl = tmp_path / "max_dgram_qlen"
     sysctl.write_text(before)

@@ -244,6 +244,17 @@ def test_frame_tells_what_matters(states):
     assert "probe nfs unavailable: sunrpc is not loaded" in text
 
 
+def test_help_is_whole_on_a_terminal_of_80_columns(states):
+    lines = shown(states[70], View(help=True))
+    assert not [line for line in lines if line.endswith("…")]
+    assert {"MINUTE", "WAIT", "QUEUE", "DELAY", "QUOTA", "LOAN", "LIMITS"} <= set(" ".join(lines).split())
+
+
+def test_a_probe_that_only_waits_for_its_module_takes_no_line(states):
+    waiting = {"name": "nfs", "state": "unavailable", "why": "nfs is missing: the module is not loaded", "tier": ""}
+    assert "probe nfs" not in "\n".join(shown(states[70] | {"probes": [waiting]}))
+
+
 def capped(states):
     """(state, id) of the first pass in which a job had a cap."""
     return next(

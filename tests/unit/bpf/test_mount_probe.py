@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from bpf.decode import NFS_COUNTERS
+from bpf.fuse import FuseProbe
 from bpf.loader import ProbeError, RefusedError
 from bpf.nfs import NfsProbe
 from bpf.reasons import NONE_TAKEN
-from bpf.samples import NfsKey, ProbeState
+from bpf.samples import NOT_LOADED, NfsKey, ProbeState
 
 SECOND_NS = 10**9
 SOME = NfsKey(7, "0:999", "read")
@@ -98,6 +99,13 @@ def test_it_attaches_once_the_module_is_there():
     assert program.map("managed") == {7: 1}, "what is to be counted was said before there was a program"
     status = probe.status()
     assert (status.state, status.tier, status.why, status.lost_events) == (ProbeState.ATTACHED, "tracepoint", "", 5)
+
+
+def test_every_such_probe_says_so_where_its_module_is_not_loaded(tmp_path, monkeypatch):
+    (tmp_path / "filesystems").write_text("\text4\n")
+    monkeypatch.setattr("bpf.fuse.FILESYSTEMS", tmp_path / "filesystems")
+    for kind in (NfsProbe, FuseProbe):
+        assert kind(Loader(loaded=False)).status().why.endswith(f"missing: {NOT_LOADED}")
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from agent.commands.wiring import make_rearranger
 from agent.config import parse
 from agent.explanation import explain
 from agent.metrics import ReportCollector
-from agent.rearrange_defragment import Leave, Mend
-from agent.rearrange_mending import LINGER_SECONDS, Mending, Place
-from agent.rearrange_pay import MoveStop, PaySettings
-from agent.rearrange_process import HelperProcess, MoverProcess
-from agent.rearrange_stop import Reading, StopSettings
+from agent.rearrange.defragment import Leave, Mend
+from agent.rearrange.mending import LINGER_SECONDS, Mending, Place
+from agent.rearrange.pay import MoveStop, PaySettings
+from agent.rearrange.process import HelperProcess, MoverProcess
+from agent.rearrange.stop import Reading, StopSettings
 from agent.snapshot import snapshot
 from tests.unit.agent.builders import CAPACITY, HDD, MIB
-from tests.unit.agent.test_rearranger import FakeHelper, report_of
-from tests.unit.agent.test_rearranger import Node as Watched
+from tests.unit.agent.rearrange.test_read_ahead import FakeHelper, report_of
+from tests.unit.agent.rearrange.test_read_ahead import Node as Watched
 
 SLOT = (1, HDD)
 

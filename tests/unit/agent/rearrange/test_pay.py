@@ -2,9 +2,9 @@
 
 import pytest
 
-from agent.rearrange_defragment import Mend
-from agent.rearrange_pay import MoveJudge, MoveStop, PaySettings
-from agent.rearrange_stop import Reading, StopSettings
+from agent.rearrange.defragment import Mend
+from agent.rearrange.pay import MoveJudge, MoveStop, PaySettings
+from agent.rearrange.stop import Reading, StopSettings
 
 MIB = 1 << 20
 

@@ -1,7 +1,7 @@
 """Makes the badly fragmented files of jobs that starve contiguous, where the configuration asks for it.
 
-The policy says for whom, as with reading ahead (`agent.rearranger`); a `MoveJudge` per job and disk says whether it
-pays and whether anybody else pays for it. One mover serves them all, in a cgroup with low limits.
+The policy says for whom, as with reading ahead (`agent.rearrange.read_ahead`); a `MoveJudge` per job and disk says
+whether it pays and whether anybody else pays for it. One mover serves them all, in a cgroup with low limits.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.rearrange_defragment import Mend
-from agent.rearrange_pay import MoveJudge, MoveStop, PaySettings
-from agent.rearrange_process import Served, Target
-from agent.rearrange_stop import Reading
+from agent.rearrange.defragment import Mend
+from agent.rearrange.pay import MoveJudge, MoveStop, PaySettings
+from agent.rearrange.process import Served, Target
+from agent.rearrange.stop import Reading
 from agent.types import Capacity, JobId, Mended, Slot
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """The process that makes files contiguous: looks at what jobs have open, moves what is badly fragmented.
 
-Started by `agent.rearrange_process` like the helper that reads ahead, in another cgroup of the agent's own: its limits
+Started by `agent.rearrange.process` like the helper that reads ahead, in another cgroup of the agent's own: its limits
 hold for the file system's tool as well, which runs as its child. Everything here is idle class and one file at a time.
 The agent names jobs and what may be moved again and again; where it stands still, or dies, the tool is ended, and this
 process with it. An ended tool leaves the file where it was, or where it was moved to, in either case whole.
@@ -21,13 +21,13 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from agent import rearrange_files as files
-from agent.rearrange import FileId
-from agent.rearrange_child import ignore, listen, live
-from agent.rearrange_defragment import LATER, Leave, Mend, largest_file_bytes
-from agent.rearrange_facts import mounts_of
-from agent.rearrange_move import Move, Stopped
-from agent.rearrange_places import Resolver
+from agent.rearrange import files
+from agent.rearrange.child import ignore, listen, live
+from agent.rearrange.defragment import LATER, Leave, Mend, largest_file_bytes
+from agent.rearrange.facts import mounts_of
+from agent.rearrange.move import Move, Stopped
+from agent.rearrange.places import Resolver
+from agent.rearrange.window import FileId
 from cgroup.mountinfo import Mount
 
 LOOK_SECONDS = 0.3

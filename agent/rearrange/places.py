@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import overload
 
-from agent import rearrange_files as files
-from agent.rearrange import FileId, Skip
-from agent.rearrange_follow import Follow, Place
+from agent.rearrange import files
+from agent.rearrange.follow import Follow, Place
+from agent.rearrange.window import FileId, Skip
 from bpf.regular_file import NotRegular, open_regular
 from cgroup.devices import Devices
 from cgroup.errors import DeviceRefused

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.rearrange_stop import Disk, Judge, Reading, State, Stop, StopSettings, gate, hit_ratio
+from agent.rearrange.stop import Disk, Judge, Reading, State, Stop, StopSettings, gate, hit_ratio
 
 MIB = 1 << 20
 SETTINGS = StopSettings()

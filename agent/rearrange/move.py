@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from agent import rearrange_files as files
-from agent.rearrange import FileId, Range, pieces_of
-from agent.rearrange_defragment import SECOND_SUFFIX, Facts, Leave, is_fragmented, pieces, tool_of, why_leave
-from agent.rearrange_facts import facts_of, mounts_of, open_here, path_here
+from agent.rearrange import files
+from agent.rearrange.defragment import SECOND_SUFFIX, Facts, Leave, is_fragmented, pieces, tool_of, why_leave
+from agent.rearrange.facts import facts_of, mounts_of, open_here, path_here
+from agent.rearrange.window import FileId, Range, pieces_of
 from cgroup.mountinfo import Mount
 
 FOLDERS = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin")

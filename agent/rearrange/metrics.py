@@ -13,10 +13,10 @@ from agent.metric_families import (
     new_gauge,
     slot_labels,
 )
-from agent.rearrange import Skip
-from agent.rearrange_defragment import Leave
-from agent.rearrange_pay import MoveStop
-from agent.rearrange_stop import Stop
+from agent.rearrange.defragment import Leave
+from agent.rearrange.pay import MoveStop
+from agent.rearrange.stop import Stop
+from agent.rearrange.window import Skip
 from agent.types import JobId, TickReport
 
 

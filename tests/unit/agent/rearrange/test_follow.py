@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from agent.rearrange import MIB, Extent, Skip
-from agent.rearrange_files import OpenFile
-from agent.rearrange_follow import STALE_SECONDS, Follow, Place, Seen
-from agent.rearrange_index import Task
+from agent.rearrange.files import OpenFile
+from agent.rearrange.follow import STALE_SECONDS, Follow, Place, Seen
+from agent.rearrange.index import Task
+from agent.rearrange.window import MIB, Extent, Skip
 
 DEV = 2049
 ROOM = 16 * MIB

@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agent import rearrange_files as files
-from agent.rearrange import FileId
-from agent.rearrange_defragment import Facts, Leave
+from agent.rearrange import files
+from agent.rearrange.defragment import Facts, Leave
+from agent.rearrange.window import FileId
 from bpf.regular_file import open_regular
 from cgroup.mountinfo import Mount, parse_mountinfo
 

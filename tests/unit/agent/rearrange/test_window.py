@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.rearrange import (
+from agent.rearrange.index import Task, parse_task, tasks_in
+from agent.rearrange.order import DirectoryOrder, IndexMap
+from agent.rearrange.window import (
     MIB,
     PIECE_BYTES,
     Extent,
@@ -21,8 +23,6 @@ from agent.rearrange import (
     plan_window,
     rest_of_file,
 )
-from agent.rearrange_index import Task, parse_task, tasks_in
-from agent.rearrange_order import DirectoryOrder, IndexMap
 
 FILE = (8, 1)
 

@@ -14,7 +14,7 @@ import struct
 from contextlib import suppress
 from typing import NamedTuple
 
-from agent.rearrange import Extent, FileId, Skip
+from agent.rearrange.window import Extent, FileId, Skip
 
 _FS_IOC_FIEMAP = 0xC020660B  # include/uapi/linux/fs.h
 _FS_IOC_GETFLAGS = 0x80086601

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from agent.rearrange import LEAST_RATE, memory_budget_bytes
-from agent.rearrange_defragment import Mend
-from agent.rearrange_files import processes_of
+from agent.rearrange.defragment import Mend
+from agent.rearrange.files import processes_of
+from agent.rearrange.window import LEAST_RATE, memory_budget_bytes
 from cgroup.child import Child
 
 log = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ class HelperBase(ABC, Generic[T]):
 class HelperProcess(HelperBase[Told]):
     """The helper that reads ahead."""
 
-    module: ClassVar[str] = "agent.rearrange_helper"
+    module: ClassVar[str] = "agent.rearrange.helper"
     cannot: ClassVar[str] = "cannot read ahead"
 
     def settings(self) -> Mapping[str, Any]:
@@ -302,7 +302,7 @@ class HelperProcess(HelperBase[Told]):
 class MoverProcess(HelperBase[Mend]):
     """The helper that makes files contiguous."""
 
-    module: ClassVar[str] = "agent.rearrange_mover"
+    module: ClassVar[str] = "agent.rearrange.mover"
     cannot: ClassVar[str] = "cannot make files contiguous"
 
     def settings(self) -> Mapping[str, Any]:

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent import rearrange_mover
-from agent.rearrange import MIB, Extent
-from agent.rearrange_defragment import (
+from agent.rearrange import mover as rearrange_mover
+from agent.rearrange.defragment import (
     FEWEST_PIECES,
     LATER,
     Facts,
@@ -21,10 +20,11 @@ from agent.rearrange_defragment import (
     tool_of,
     why_leave,
 )
-from agent.rearrange_facts import Here, path_here
-from agent.rearrange_files import Looked, OpenFile
-from agent.rearrange_mover import GIVE_UP_SECONDS, LATER_SECONDS, SOON_SECONDS, Book, Known, Mover
-from agent.rearrange_mover import Target as MoverTarget
+from agent.rearrange.facts import Here, path_here
+from agent.rearrange.files import Looked, OpenFile
+from agent.rearrange.mover import GIVE_UP_SECONDS, LATER_SECONDS, SOON_SECONDS, Book, Known, Mover
+from agent.rearrange.mover import Target as MoverTarget
+from agent.rearrange.window import MIB, Extent
 from cgroup.mountinfo import parse_mountinfo
 
 SIZE = 16 * MIB

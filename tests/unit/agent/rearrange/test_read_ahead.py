@@ -12,11 +12,11 @@ from agent.core import CoreResult
 from agent.explanation import ENDS, explain
 from agent.loop import Loop
 from agent.metrics import ReportCollector
-from agent.rearrange import IN_FLIGHT_BESIDE
-from agent.rearrange_pay import MoveStop
-from agent.rearrange_process import Told
-from agent.rearrange_stop import Stop, StopSettings
-from agent.rearranger import DiskWatch, Pass, Rearranger
+from agent.rearrange.pay import MoveStop
+from agent.rearrange.process import Told
+from agent.rearrange.read_ahead import DiskWatch, Pass, Rearranger
+from agent.rearrange.stop import Stop, StopSettings
+from agent.rearrange.window import IN_FLIGHT_BESIDE
 from agent.snapshot import snapshot
 from agent.types import Decision, DeviceInfo, DeviceView, Job, JobReport, Medium, PoolState, RearrangeReport, Slot
 from bpf.samples import CacheCounters, Sample
@@ -273,7 +273,7 @@ def test_a_job_that_is_gone_is_forgotten_and_the_helper_goes_after_a_while(node)
 
 
 def test_read_ahead_of_the_disk_is_raised_meanwhile_where_it_is_less(monkeypatch):
-    monkeypatch.setattr("agent.rearranger._read_ahead_of", lambda device: 128)
+    monkeypatch.setattr("agent.rearrange.read_ahead._read_ahead_of", lambda device: 128)
     node = Node(read_ahead_kilobytes=4096)
     node.run(3)
     assert node.enforcer.held == [(HDD, 4096)]
@@ -283,7 +283,7 @@ def test_read_ahead_of_the_disk_is_raised_meanwhile_where_it_is_less(monkeypatch
 
 
 def test_read_ahead_that_cannot_be_put_back_is_tried_again(monkeypatch):
-    monkeypatch.setattr("agent.rearranger._read_ahead_of", lambda device: 128)
+    monkeypatch.setattr("agent.rearrange.read_ahead._read_ahead_of", lambda device: 128)
     node = Node(read_ahead_kilobytes=4096)
     node.run(3)
     node.enforcer.result, node.mode = "error", "dry-run"
@@ -295,7 +295,7 @@ def test_read_ahead_that_cannot_be_put_back_is_tried_again(monkeypatch):
 
 
 def test_read_ahead_is_left_alone_by_default_and_where_it_is_more(node, monkeypatch):
-    monkeypatch.setattr("agent.rearranger._read_ahead_of", lambda device: 8192)
+    monkeypatch.setattr("agent.rearrange.read_ahead._read_ahead_of", lambda device: 8192)
     other = Node(read_ahead_kilobytes=4096)
     for one in (node, other):
         one.run(3)

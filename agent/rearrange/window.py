@@ -3,7 +3,7 @@
 Most of the gain is the disk's queue: a helper that asks for many pieces at once lets the disk choose among them. Pieces
 are sorted by where they lie on the disk and hold at most 1 MB, since one POSIX_FADV_WILLNEED reads no more than
 about that (force_page_cache_ra in mm/readahead.c stops at the larger of read_ahead_kb and the device's optimal size).
-`agent.rearrange_helper` finds the files and carries this out; `agent.rearrange_stop` says whether it pays.
+`agent.rearrange.helper` finds the files and carries this out; `agent.rearrange.stop` says whether it pays.
 """
 
 from __future__ import annotations

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from os.path import commonpath
 from typing import NamedTuple, Protocol
 
-from agent.rearrange import (
+from agent.rearrange.files import OpenFile, refusal
+from agent.rearrange.index import Task
+from agent.rearrange.order import DirectoryOrder, IndexMap
+from agent.rearrange.window import (
     SHUFFLED_WINDOW_BYTES,
     WORKER_WINDOW_BYTES,
     Extent,
@@ -23,9 +26,6 @@ from agent.rearrange import (
     plan_window,
     rest_of_file,
 )
-from agent.rearrange_files import OpenFile, refusal
-from agent.rearrange_index import Task
-from agent.rearrange_order import DirectoryOrder, IndexMap
 
 WORKER_COMMAND = "pt_data_worker"
 """The main thread's name of a PyTorch DataLoader's worker."""

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from agent import rearrange_files as files
-from agent.rearrange import LEAST_RATE, MIB, Piece, Skip
-from agent.rearrange_helper import Asker, Helper, Order, Target
+from agent.rearrange import files
+from agent.rearrange.helper import Asker, Helper, Order, Target
+from agent.rearrange.window import LEAST_RATE, MIB, Piece, Skip
 
 
 @pytest.fixture

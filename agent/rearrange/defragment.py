@@ -3,7 +3,7 @@
 On a disk that seeks a file in many pieces costs a seek for each, in whatever order it is read: only another place
 cures that. The file system's own tool does it (e4defrag, xfs_fsr): it allocates a contiguous place, copies, and
 exchanges the two by transactions of the file system, so that whatever ends it leaves a file whole.
-`agent.rearrange_mover` runs it, one file at a time; `agent.rearrange_pay` says whether it pays.
+`agent.rearrange.mover` runs it, one file at a time; `agent.rearrange.pay` says whether it pays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
-from agent.rearrange import MIB, Extent
+from agent.rearrange.window import MIB, Extent
 
 FEWEST_PIECES = 8
 PIECE_BYTES = MIB

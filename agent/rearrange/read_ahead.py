@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from agent.policies.base import used_share
-from agent.rearrange import IN_FLIGHT_BESIDE, helper_share
-from agent.rearrange_mending import Mending, Place
-from agent.rearrange_process import Served, Target, Told
-from agent.rearrange_stop import Disk, Judge, Reading, State, Stop, StopSettings, gate
+from agent.rearrange.mending import Mending, Place
+from agent.rearrange.process import Served, Target, Told
+from agent.rearrange.stop import Disk, Judge, Reading, State, Stop, StopSettings, gate
+from agent.rearrange.window import IN_FLIGHT_BESIDE, helper_share
 from agent.types import (
     Capacity,
     Decision,

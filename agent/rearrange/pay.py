@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent.rearrange_defragment import Mend
-from agent.rearrange_stop import Reading, StopSettings, harms, wait_between
+from agent.rearrange.defragment import Mend
+from agent.rearrange.stop import Reading, StopSettings, harms, wait_between
 
 MIB = 1 << 20
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agent import rearrange_places
-from agent.rearrange import Skip
-from agent.rearrange_defragment import Leave
-from agent.rearrange_facts import open_here
-from agent.rearrange_follow import Follow
-from agent.rearrange_helper import Asker
-from agent.rearrange_places import FORGET_SECONDS, JobPlaces, Resolver, _place
+from agent.rearrange import places as rearrange_places
+from agent.rearrange.defragment import Leave
+from agent.rearrange.facts import open_here
+from agent.rearrange.follow import Follow
+from agent.rearrange.helper import Asker
+from agent.rearrange.places import FORGET_SECONDS, JobPlaces, Resolver, _place
+from agent.rearrange.window import Skip
 from tests.unit.waiting_writer import pipe_with_writer
 
 

@@ -1,10 +1,10 @@
 """The process that reads ahead: looks at what jobs have open, asks the kernel for what they read next, tells the agent.
 
-Started by `agent.rearranger` with nothing but the standard library and this package. It moves to a cgroup of the
-agent's own, so that what it reads is charged there and bounded, and serves the jobs that the agent names. The agent
-names them again at least once in `LEASE_SECONDS`; where it stands still, nothing more is read ahead. When the agent's
-end of the socket closes, however the agent died, this process goes back to the cgroup that it came from, removes its
-own, and ends. Files are opened for reading alone and only while a window of theirs is asked for.
+Started by `agent.rearrange.read_ahead` with nothing but the standard library and this package. It moves to a cgroup of
+the agent's own, so that what it reads is charged there and bounded, and serves the jobs that the agent names. The
+agent names them again at least once in `LEASE_SECONDS`; where it stands still, nothing more is read ahead. When the
+agent's end of the socket closes, however the agent died, this process goes back to the cgroup that it came from,
+removes its own, and ends. Files are opened for reading alone and only while a window of theirs is asked for.
 
 Looking must not wait for the disk, so other threads do what may block: `Resolver` finds out where files lie, `Asker`
 asks for windows.
@@ -24,12 +24,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from agent import rearrange_files as files
-from agent.rearrange import LEAST_RATE, FileId, Piece, Skip, job_window_bytes
-from agent.rearrange_child import listen, live
-from agent.rearrange_follow import Follow, Seen
-from agent.rearrange_index import Task, tasks_in
-from agent.rearrange_places import JobPlaces, Resolver
+from agent.rearrange import files
+from agent.rearrange.child import listen, live
+from agent.rearrange.follow import Follow, Seen
+from agent.rearrange.index import Task, tasks_in
+from agent.rearrange.places import JobPlaces, Resolver
+from agent.rearrange.window import LEAST_RATE, FileId, Piece, Skip, job_window_bytes
 from bpf.regular_file import NotRegular, open_regular
 
 LOOK_SECONDS = 0.03
@@ -47,7 +47,7 @@ OPEN_FILES = 4096
 class Target(NamedTuple):
     """A job to read ahead for: the folder of its cgroup, its disks (maj:min), bytes/s that may be asked for.
 
-    `in_flight`: see `agent.rearrange_process.Target`.
+    `in_flight`: see `agent.rearrange.process.Target`.
     """
 
     job: int
