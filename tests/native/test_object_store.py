@@ -14,6 +14,7 @@ import pytest
 
 from bpf.object_store import MAX_ENDPOINTS, ObjectStoreProbe
 from bpf.samples import ProbeState
+from tests.native import trickle
 
 pytestmark = pytest.mark.native
 
@@ -141,6 +142,18 @@ def differences(probe, store, cgroup):
         last_ns / counters.last_byte_ns - 1,
         20 * TRICKLE_S * 1e9 / between_ns - 1,
     )
+
+
+@pytest.mark.parametrize("how", trickle.WAYS)
+def test_bytes_count_once_however_they_are_read(loader, make_cgroup, how):
+    cgroup = make_cgroup()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        probe = ObjectStoreProbe(loader, endpoints=[f"127.0.0.1:{server.getsockname()[1]}"])
+        probe.manage([cgroup.stat().st_ino])
+        trickle.run(server, cgroup, how)
+        _, counters = only_object(probe)
+        probe.close()
+    assert (counters.requests, counters.bytes) == (1, trickle.ANSWER_BYTES)
 
 
 def test_closed_connections_settle(probe, store, make_cgroup):

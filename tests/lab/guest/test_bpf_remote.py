@@ -2,6 +2,7 @@
 
 import http.server
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from bpf.object_store import ObjectStoreProbe
 from bpf.page_cache import PageCacheProbe
 from bpf.samples import ProbeState
 from tests.lab.disks import mounted
-from tests.native import workload
+from tests.native import trickle, workload
 
 pytestmark = pytest.mark.guest
 
@@ -92,3 +93,17 @@ def test_requests_to_a_store(loader, cgroup, tier):
     assert (counters.requests, sum(counters.histogram), counters.open_connections) == (4, 4, 0)
     assert counters.bytes > 400_000
     assert counters.first_byte_ns >= 4 * WAIT_S * 0.95e9
+
+
+@pytest.mark.parametrize("how", trickle.WAYS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_bytes_count_once_however_they_are_read(loader, cgroup, tier, how):
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        probe = ObjectStoreProbe(loader, endpoints=[f"127.0.0.1:{server.getsockname()[1]}"], tiers=[tier])
+        assert probe.status().tier == tier, probe.status().why
+        probe.manage([cgroup.stat().st_ino])
+        trickle.run(server, cgroup, how)
+        (counters,) = probe.read(time.monotonic_ns()).objects.values()
+        probe.close()
+    assert (counters.requests, counters.bytes) == (1, trickle.ANSWER_BYTES)
