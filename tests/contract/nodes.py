@@ -56,12 +56,16 @@ class KernelNode:
         self.root = Path(root)
         self.top = f"/contract-{uuid.uuid4().hex[:8]}"
         self._names = [f"contract{index}" for index in range(2)]
-        for name in self._names:
-            power_up(name)
-        self.devices = tuple(number_of(name) for name in self._names)
-        (self.root / "cgroup.subtree_control").write_text("+io")
-        self._folder(self.top).mkdir()
-        (self._folder(self.top) / "cgroup.subtree_control").write_text("+io")
+        with contextlib.ExitStack() as stack:
+            for name in self._names:
+                power_up(name)
+                stack.callback(power_down, name)
+            self.devices = tuple(number_of(name) for name in self._names)
+            (self.root / "cgroup.subtree_control").write_text("+io")
+            self._folder(self.top).mkdir()
+            stack.callback(self._remove_top)
+            (self._folder(self.top) / "cgroup.subtree_control").write_text("+io")
+            self._made = stack.pop_all()
 
     def _folder(self, path):
         return self.root / path.strip("/")
@@ -96,11 +100,12 @@ class KernelNode:
         if number_of(name) != device:
             raise RuntimeError(f"{name} came back as {number_of(name)}, not as {device}")
 
+    def _remove_top(self):
+        if not remove(self._folder(self.top)):
+            raise RuntimeError(f"the cgroup {self.top} stays")
+
     def close(self):
-        for folder in (*sorted(self._folder(self.top).glob("*/")), self._folder(self.top)):
-            remove(folder)
-        for name in self._names:
-            power_down(name)
+        self._made.close()
 
 
 _CONFIG = Path("/sys/kernel/config/nullb")

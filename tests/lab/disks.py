@@ -14,6 +14,7 @@ from agent.simulate.scenario import Access, Device, Scenario
 from tests.lab import nfs
 from tests.lab.errors import LabBroken
 from tests.lab.trainer import Extent
+from tests.lab.undo import undo
 
 _MOUNTS = Path("/run/lab-disks")
 _BLOCK = 1 << 20
@@ -119,7 +120,7 @@ def mounted_again(disk: Disk) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        undo("umount", folder)
 
 
 def write_file(path: Path, size: int) -> Extent:

@@ -15,7 +15,7 @@ BATCH = ROOT / "batch.slice"
 AGENT = ROOT / "system.slice" / "prefetchd.service"
 
 _CONTROLLERS = "+cpu +io +memory"
-_REMOVE_SECONDS = 5.0
+_REMOVE_SECONDS = 30.0
 
 
 @contextlib.contextmanager
@@ -32,16 +32,23 @@ def cgroups(training: list[str], best_effort: list[str]) -> Iterator[dict[str, P
             remove(folder)
 
 
-def remove(folder: Path) -> None:
-    """Kill what is left in a cgroup and remove it; gives up after some seconds (a stuck process)."""
+def remove(folder: Path) -> bool:
+    """Kill what is left in a cgroup and remove it with those below; whether it is gone, or a process in it is stuck."""
     deadline = time.monotonic() + _REMOVE_SECONDS
     with contextlib.suppress(FileNotFoundError):
         (folder / "cgroup.kill").write_text("1")
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-                return
+        while not _removed(folder) and time.monotonic() < deadline:
             time.sleep(0.05)
+    return not folder.exists()
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        for one in (*sorted(folder.rglob("*/"), reverse=True), folder):
+            one.rmdir()
+    except OSError:  # a process that was killed is about to be gone
+        return not folder.exists()
+    return True
 
 
 def io_max(folder: Path) -> str:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.lab.disks import Disk
+from tests.lab.undo import undo
 
 MIB = 1 << 20
 SECTOR_BYTES = 512
 SECTORS = MIB // SECTOR_BYTES
 METADATA_BYTES = 8 * MIB
 CACHE_BLOCK_BYTES = 64 << 10
-PATIENCE_S = 10.0  # for the kernel to let go of what a command that has ended had open
 
 
 @contextlib.contextmanager
@@ -30,17 +29,6 @@ def mapped(name: str, table: str) -> Iterator[str]:
         yield subprocess.run(info, capture_output=True, text=True, check=True).stdout.strip()
     finally:
         subprocess.run(["dmsetup", "remove", "--noudevsync", "--retry", name], check=True)
-
-
-def undo(*command: str | Path) -> None:
-    """Run a command that takes something away, again and again while something still holds it; raises what it said."""
-    by = time.monotonic() + PATIENCE_S
-    while (ended := subprocess.run(command, check=False, capture_output=True, text=True)).returncode:
-        if time.monotonic() > by:
-            arrays = Path("/proc/mdstat")
-            held = arrays.read_text() if arrays.exists() else "no software RAID"
-            raise AssertionError(f"{command} failed for {PATIENCE_S:g} s: {ended.stderr.strip()}; {held}")
-        time.sleep(0.1)
 
 
 @contextlib.contextmanager

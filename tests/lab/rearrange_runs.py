@@ -194,7 +194,10 @@ def running_agent(config: Path, log: Path, mode: str = "enforce") -> Iterator[su
         yield agent
     finally:
         agent.send_signal(signal.SIGTERM)
-        agent.wait(30)
+        try:
+            agent.wait(60)
+        finally:
+            agent.kill()  # or it would refuse every agent after it
         words = ("ahead", "helper", "contiguous")
         print("\n".join(line for line in log.read_text().splitlines() if any(word in line for word in words)))
 

@@ -1,7 +1,7 @@
 """An S3 server with a log of its own: `s3_server.py SECONDS_PER_GET [CERTIFICATE KEY]`, moto's S3 behind cheroot.
 
 Prints its port; at the end of standard input it prints what it served as JSON, per request: method, bytes of the body,
-ns from the request to the last byte, client's port.
+ns from the request to the answer that is about to go, client's port.
 """
 
 import json
@@ -25,11 +25,10 @@ class Logged:
         method = environ["REQUEST_METHOD"]
         if method == "GET":
             time.sleep(self.seconds)
-        size = 0
-        for part in self.application(environ, start_response):
-            size += len(part)
-            yield part
-        self.log.append((method, size, time.perf_counter_ns() - begun, int(environ["REMOTE_PORT"])))
+        parts = list(self.application(environ, start_response))
+        took_ns = time.perf_counter_ns() - begun  # before the last byte goes: after it the server may wait for its CPU
+        yield from parts
+        self.log.append((method, sum(map(len, parts)), took_ns, int(environ["REMOTE_PORT"])))
 
 
 def main(seconds, *certificate):

@@ -86,7 +86,7 @@ def only(probe):
 
 def once_closed(probe):
     """The counters once the server, too, has closed its side of every connection."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (found := only(probe)[1]).open_connections and time.monotonic() < deadline:
         time.sleep(0.05)
     return found
@@ -101,7 +101,7 @@ def assert_between(counters, served, first_ns, last_ns):
     size, gets = sum(size for _, size, _, _ in served), sum(method == "GET" for method, *_ in served)
     assert counters.requests == len(served)
     assert size <= counters.bytes < 1.05 * size + 50_000
-    assert sum(ns for _, _, ns, _ in served) <= counters.last_byte_ns * 1.02 <= 1.02 * last_ns * 1.02
+    assert sum(ns for _, _, ns, _ in served) <= counters.last_byte_ns <= last_ns * 1.02
     # Under TLS 1.3 a connection's session tickets come before its first answer.
     assert (gets - len(ports(served))) * WAIT_S * 1e9 <= counters.first_byte_ns <= first_ns
 
@@ -201,4 +201,4 @@ def test_a_bucket_mounted_by_s3fs(loader, probe, store, make_cgroup, tmp_path):
     handshakes = len(ports(served)) if store.scheme == "https" else 0
     assert len(served) <= counters.requests <= len(served) + handshakes
     assert counters.bytes >= sum(size for _, size, _, _ in served) >= s3_client.OBJECT_BYTES
-    assert counters.last_byte_ns * 1.02 >= sum(ns for _, _, ns, _ in served)
+    assert counters.last_byte_ns >= sum(ns for _, _, ns, _ in served)

@@ -24,4 +24,4 @@ def cgroup():
     folder = groups.ROOT / f"test-{uuid.uuid4().hex[:8]}"
     folder.mkdir()
     yield folder
-    groups.remove(folder)
+    assert groups.remove(folder), (folder / "cgroup.procs").read_text()

@@ -1,6 +1,5 @@
 """The NFS probe in the guest, against the client's own mountstats and the workload's bytes."""
 
-import subprocess
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from bpf.loader import Loader
 from bpf.nfs import NfsProbe
 from bpf.samples import NfsKey, ProbeState
 from tests.lab.nfs import EXPORT, served
+from tests.lab.undo import undo
 from tests.native import workload
 
 pytestmark = pytest.mark.guest
@@ -87,7 +87,7 @@ def test_waiting_in_the_client_shows_as_backlog(loader, cgroup):
 
 
 def test_the_module_may_be_loaded_later(loader, cgroup):
-    subprocess.run(["modprobe", "-r", "nfsv3", "nfsv4", "nfs"], check=False)
+    undo("modprobe", "-r", "nfsv3", "nfsv4", "nfs")
     probe = NfsProbe(loader)
     probe.manage([cgroup.stat().st_ino])
     assert probe.status().state is ProbeState.UNAVAILABLE

@@ -14,7 +14,9 @@ import pytest
 
 from cgroup.restore import restore
 from tests.contract.nodes import KernelNode
+from tests.lab import groups
 from tests.lab.cache import PROJECT
+from tests.lab.undo import undo
 from tests.unit.cgroup.kills import Agent, kill_many, wait_until
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(3000)]
@@ -169,7 +171,7 @@ def test_the_journals_file_system_fills(scene, state):
         assert wait_until(lambda: not agent.guardians(), 5.0) is not None
     finally:
         scene.end()
-        subprocess.run(["umount", str(small)], check=True)
+        undo("umount", small)
 
 
 def test_another_writer_fights_for_the_line(scene, node):
@@ -207,7 +209,7 @@ def test_another_writer_fights_for_the_line(scene, node):
 @pytest.mark.parametrize(("stopped", "limit"), [(5.0, 2.0), pytest.param(30.0, 5.0, marks=pytest.mark.nightly)])
 def test_the_agent_is_stopped(scene, stopped, limit):
     agent = scene.start(limit_seconds=limit)
-    agent.process.send_signal(signal.SIGSTOP)
+    agent.stop()
     began = time.monotonic()
     seconds = wait_until(scene.is_prior, limit + 2.0)
     assert seconds is not None
@@ -228,10 +230,7 @@ def pod():
     folder = Path("/sys/fs/cgroup/pod-of-the-agent")
     folder.mkdir()
     yield folder
-    with contextlib.suppress(OSError):
-        (folder / "cgroup.kill").write_text("1")
-    wait_until(lambda: not (folder / "cgroup.procs").read_text(), 5.0)
-    folder.rmdir()
+    assert groups.remove(folder), (folder / "cgroup.procs").read_text()
     with contextlib.suppress(OSError):
         Path("/sys/fs/cgroup/prefetchd-guardian").rmdir()
 
@@ -250,14 +249,14 @@ def test_everything_in_the_agents_pod_is_killed(scene, pod):
     assert seconds is not None
     print(f"pod killed: limits back after {seconds:.2f} s")
     assert seconds < 2.0
-    assert agent.process.wait(5) == -signal.SIGKILL
+    assert agent.process.wait(30) == -signal.SIGKILL
 
 
 def test_a_guardian_that_stays_in_the_pod_dies_with_it_and_the_next_start_restores(scene, pod):
     agent = scene.start(pod=pod, fixed=FIXED)
     assert not agent.ready["moved"]
     (pod / "cgroup.kill").write_text("1")
-    agent.process.wait(5)
+    agent.process.wait(30)
     assert wait_until(lambda: not agent.guardians(), 5.0) is not None
     assert not scene.is_prior(), "this is why it moves"
     assert scene.start().ready["recovered"].startswith("3 restored")
@@ -275,7 +274,7 @@ def test_the_agents_pod_runs_out_of_memory(scene, pod):
     (pod / "memory.max").write_text(str(200 * MIB))
     hog = subprocess.Popen([*inside(pod), sys.executable, "-c", "x = bytearray(400 << 20)"])
     assert hog.wait(60) == -signal.SIGKILL
-    assert agent.process.wait(5) == -signal.SIGKILL, "the whole group was killed"
+    assert agent.process.wait(30) == -signal.SIGKILL, "the whole group was killed"
     seconds = wait_until(scene.is_prior, 5.0)
     assert seconds is not None, "the guardian is exempt, although it stayed in the group"
     print(f"out of memory: limits back after {seconds:.2f} s")
@@ -286,7 +285,7 @@ def test_the_journal_cut_anywhere_is_restored_on_real_lines(scene, node):
     """The unit test cuts at every byte; here, on the kernel's lines, at every byte of the last two records."""
     agent = scene.start(period=0.001)
     time.sleep(0.3)
-    agent.process.send_signal(signal.SIGSTOP)
+    agent.stop()
     agent.kill_guardian()
     agent.kill()
     data = Path(scene.journal).read_bytes()

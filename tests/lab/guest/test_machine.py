@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.devices import block_content
+from tests.lab.undo import undo
 
 pytestmark = pytest.mark.guest
 
@@ -59,4 +60,4 @@ def test_host_files_are_read_only():
 def test_null_blk_loads():
     assert os.system("modprobe null_blk nr_devices=1 gb=1") == 0
     assert Path("/sys/block/nullb0").is_dir()
-    assert os.system("modprobe -r null_blk") == 0
+    undo("modprobe", "-r", "null_blk")

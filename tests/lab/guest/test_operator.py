@@ -22,6 +22,7 @@ from agent.client import AgentClient, AgentUnreachable
 from tests.lab import groups
 from tests.lab.devices import Ssd
 from tests.lab.disks import find_disk
+from tests.lab.undo import undo
 
 pytestmark = [pytest.mark.guest, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
@@ -121,14 +122,14 @@ def night(tmp_path_factory):
             [sys.executable, "-m", "agent", "run", "--mode", "enforce", "--config", config, "--record", recording],
             stderr=log,
         )
-    groups.BATCH.mkdir()
-    (groups.ROOT / "cgroup.subtree_control").write_text("+io")
-    (groups.BATCH / "cgroup.subtree_control").write_text("+io")
-    scan_group = groups.BATCH / "scan"
-    scan_group.mkdir()
+    scan_group, jobs = groups.BATCH / "scan", []
     try:
+        groups.BATCH.mkdir()
+        (groups.ROOT / "cgroup.subtree_control").write_text("+io")
+        (groups.BATCH / "cgroup.subtree_control").write_text("+io")
+        scan_group.mkdir()
         wait_until(answers, 400)
-        jobs = [
+        jobs += [
             subprocess.Popen([sys.executable, "-m", "agent", "exec", "--job", name, "--weight", "150", "--",
                               sys.executable, tmp / "train.py", disk.node, "110", compute])
             for name, compute in (("hungry", "0.08"), ("modest", "0.4"))
@@ -149,11 +150,11 @@ def night(tmp_path_factory):
         seen.agent_status = agent.wait(timeout=60)
         seen.left = [str(path) for path in groups.ROOT.glob("prefetchd.slice*")] + [groups.io_max(scan_group)]
     finally:
-        agent.kill()
-        agent.wait()
+        for process in (agent, *jobs):
+            process.kill()
+            process.wait()
         print((tmp / "agent.log").read_text()[-4000:])
-        groups.remove(scan_group)
-        groups.remove(groups.BATCH)
+        assert groups.remove(groups.BATCH)
     seen.recording, seen.replay = recording, prefetchd("replay", recording, "--check")
     seen.report = prefetchd("report", recording, "-o", tmp / "report.html")
     seen.page = (tmp / "report.html").read_text()
@@ -242,7 +243,7 @@ def mounted(tmp_path_factory):
     subprocess.run(made, check=True, capture_output=True)
     subprocess.run(["mount", str(disk.node), str(folder)], check=True)
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    undo("umount", folder)
 
 
 def test_calibrate_finds_what_the_drive_can_do(night, mounted):
