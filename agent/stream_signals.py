@@ -123,13 +123,17 @@ def _interval_limited(interval: float, usual: float | None) -> float:
 def _take_event(
     state: StreamState, event: IterationEvent, grade: str, settings: SignalSettings
 ) -> tuple[StreamState, bool]:
-    """One iteration: the new state, and whether it began an episode."""
+    """One iteration: the new state, and whether it began an episode.
+
+    Each iteration counts alike in the averages, however long it took, as in a mean per iteration: weighed by their own
+    length, the longest would make most of it.
+    """
     interval, compute, wait = state.interval, state.compute, state.wait
     waited = None if event.wait_ns is None else event.wait_ns * NS
     if event.time_ns > state.last_ns > 0:
         took = (event.time_ns - state.last_ns) * NS
         counted = _interval_limited(took, interval)
-        weight = gain(counted, settings.iteration_smoothing_seconds)
+        weight = gain(counted if interval is None else interval, settings.iteration_smoothing_seconds)
         interval = counted if interval is None else interval + weight * (counted - interval)
         if waited is not None:
             busy = _interval_limited(max(took - waited, 0.0), compute)

@@ -116,7 +116,7 @@ class Mending:
             self._used_at = now
         elif not self._mover.pid or now - self._used_at > LINGER_SECONDS:
             if self._mover.pid or self._mover.is_lost:
-                self._mover.close()
+                self._mover.end()
             return
         fresh = not self._mover.pid and not self._mover.is_lost and self._mover.start()
         if fresh:

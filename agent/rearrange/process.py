@@ -1,6 +1,6 @@
 """The agent's side of its helpers, the one that reads ahead and the one that moves files: cgroup, process, talk.
 
-Nothing here blocks.
+Nothing here blocks but `close`, which is for the agent's end.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import logging
 import signal
 import socket
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -87,8 +88,11 @@ class Served(Protocol[T]):
     def serve(self, targets: Iterable[Target], now: float) -> bool:
         """False once it is gone."""
 
+    def end(self) -> None:
+        """Have it end; nobody waits for that."""
+
     def close(self) -> None:
-        """End it."""
+        """End it and wait for that."""
 
 
 @dataclass(slots=True)
@@ -109,6 +113,8 @@ class HelperBase(ABC, Generic[T]):
     told: dict[int, T] = field(default_factory=dict)
     skips: dict[str, int] = field(default_factory=dict)
     _child: Child | None = None
+    _ending: tuple[int, threading.Thread] | None = None
+    """The process id of the last one that was told to end, and the thread that sees to it."""
     _caps: dict[str, int] = field(default_factory=dict)
     _sent: str = ""
     _sent_at: float = 0.0
@@ -145,12 +151,17 @@ class HelperBase(ABC, Generic[T]):
         if self.pid:
             return True
         self._drop()
-        self.problem = self._prepare() or self._spawn()
+        self.problem = self._unended() or self._prepare() or self._spawn()
         if self.problem:
             log.warning("%s: %s", self.cannot, self.problem)
-            if not processes_of(str(self.folder)):  # it would be waited for
-                self._remove()
+            with suppress(OSError):  # processes or cgroups are in it
+                self.folder.rmdir()
         return not self.problem
+
+    def _unended(self) -> str:
+        if self._ending is None or not self._ending[1].is_alive():
+            return ""
+        return f"the last helper, process {self._ending[0]}, has not ended yet; it may wait for the disk"
 
     def _prepare(self) -> str:
         try:
@@ -256,14 +267,29 @@ class HelperBase(ABC, Generic[T]):
             self.told[int(job)] = self.count(counts)
         self.skips = message.get("skips", self.skips)
 
+    def end(self) -> None:
+        """Have it end and its cgroup removed. A thread waits: one that waits for the disk takes its time."""
+        child, self._child = self._child, None
+        if child is not None:
+            thread = threading.Thread(target=self._reap, args=(child,), daemon=True)
+            self._ending = child.pid, thread
+            thread.start()
+
+    def _reap(self, child: Child) -> None:
+        """It ends by itself once its socket closes; if not, it is killed."""
+        child.let_go(END_SECONDS)
+        child.end()
+        self._remove()
+
     def close(self) -> None:
-        """End it and remove its cgroup; it ends by itself once its socket closes."""
-        if self._child is not None:
-            self._child.let_go(END_SECONDS)
-        self._drop()
+        """End it, wait for that, though not for ever, and remove the cgroup, also one that a lost helper has left."""
+        self.end()
+        if self._ending is not None:
+            self._ending[1].join(2 * END_SECONDS)
         self._remove()
 
     def _drop(self) -> None:
+        """Give up one that has ended by itself."""
         if self._child is not None:
             self._child.end(END_SECONDS)
             self._child = None

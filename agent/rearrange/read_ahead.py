@@ -202,7 +202,7 @@ class Rearranger:
             one.would = would
         self._hold_read_ahead(now, set())
         if self._helper.pid:
-            self._helper.close()
+            self._helper.end()
         return self._report()
 
     def _follow(self, now: float, slot: Slot, one: _Slot, here: Pass, disks: Mapping[str, Disk]) -> None:
@@ -240,7 +240,7 @@ class Rearranger:
             self._used_at = now
         elif not self._helper.pid or now - self._used_at > LINGER_SECONDS:
             if self._helper.pid or self._helper.is_lost:
-                self._helper.close()
+                self._helper.end()
             return
         fresh = not self._helper.pid and not self._helper.is_lost and self._helper.start()
         if self._helper.serve(_targets(running, here), now) or fresh:

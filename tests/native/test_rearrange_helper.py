@@ -394,6 +394,21 @@ def test_a_helper_that_is_killed_is_said_with_the_reason(helper):
     assert helper.problem == ""
 
 
+def test_one_that_does_not_end_holds_nobody_up_and_leaves_no_cgroup(helper):
+    """As one that waits for the disk; the next one starts once it is gone."""
+    pid = helper.pid
+    os.kill(pid, signal.SIGSTOP)
+    assert seconds_of(helper.end) < 0.5
+    assert helper.pid == 0
+    assert not helper.start()
+    assert f"the last helper, process {pid}, has not ended yet" in helper.problem
+    wait_until(lambda: not helper.folder.exists(), said="its cgroup is still there")
+    wait_until(helper.start, said="no other one starts")
+    os.kill(helper.pid, signal.SIGSTOP)
+    helper.close()
+    assert not helper.folder.exists()
+
+
 def test_a_helper_that_fails_says_what_failed(helper):
     helper._child.socket.send(b"{}")
     assert "the helper failed (KeyError('targets'))" in heard(helper, Target(1, "/nowhere", {}))

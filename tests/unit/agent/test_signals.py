@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from statistics import mean
 
 import pytest
 from hypothesis import given
@@ -201,6 +202,19 @@ class TestIterations:
         assert signals.wait_seconds == pytest.approx(0.02)
         assert signals.wait_seconds_total == pytest.approx(59 * 0.02)
         assert (signals.queue_depth, signals.queue_capacity) == (3.0, 8.0)
+
+    def test_each_iteration_counts_alike_in_the_averages(self):
+        """Nine of ten iterations of 20 ms do not wait and the tenth waits 40 ms: 4 ms an iteration, 24 ms each."""
+        times = [20 * n + 40 * (n // 10) for n in range(1, 301)]
+        waits = [40.0 if n % 10 == 0 else 0.0 for n in range(1, 301)]
+        samples = [at(0, streams=(stream(),))]
+        samples += [
+            at(time, streams=(stream(iterations=n, recent=(event(time, wait_ms=wait),)),))
+            for n, (time, wait) in enumerate(zip(times, waits, strict=True), 1)
+        ]
+        last = feed(samples)[-100:]
+        assert mean(signals.wait_seconds for signals in last) == pytest.approx(0.004, rel=0.1)
+        assert mean(signals.iteration_seconds for signals in last) == pytest.approx(0.024, rel=0.1)
 
     def test_the_slowest_training_stream_is_the_clock(self):
         samples = []

@@ -170,5 +170,6 @@ def test_state_and_metrics_carry_it():
     words = f"{moved} of its fragmented files ({moved * MIB / 1e6:.0f} MB) were made contiguous so far, 5 are left"
     assert words in "\n".join(explain(rows["jobs"][0], {}))
     assert rows["rearrange"]["defragment"] == {"problem": "", "skips": {"open": 1}, "stops": {}}
+    watched.helper.in_loop = mover.in_loop = False
     watched.rearranger.close("the agent stops")
     assert mover.pid == 0

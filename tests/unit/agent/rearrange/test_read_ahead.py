@@ -35,7 +35,7 @@ class FakeHelper:
     def __init__(self):
         self.problem, self.told, self.skips = "", {}, {}
         self.pid, self.starts, self.works, self.is_lost = 0, 0, True, False
-        self.targets = ()
+        self.targets, self.in_loop = (), True
 
     def start(self):
         if not self.works:
@@ -62,8 +62,12 @@ class FakeHelper:
             self.told[one.job] = Told(before.ahead + MIB, before.used + MIB, before.unused, 0, here)
         self.skips = {"direct": self.skips.get("direct", 0) + 1}
 
-    def close(self):
+    def end(self):
         self.pid, self.is_lost = 0, False
+
+    def close(self):
+        assert not self.in_loop, "a pass of the loop waits until it has ended"
+        self.end()
 
 
 class Enforcer:
@@ -377,16 +381,20 @@ def test_state_and_metrics_carry_it(node):
     assert snapshot(report)["rearrange"]["skips"]["direct"] > 0
 
 
-def test_a_rearranger_that_fails_does_not_end_the_loop(caplog):
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_rearranger_that_fails_does_not_end_the_loop_nor_set_its_counters_back(node, caplog, is_first):
     def broken(now, here):
         raise RuntimeError("helper gone mad")
 
+    node.run(5)
     loop = object.__new__(Loop)
     loop.rearranger = SimpleNamespace(step=broken)
     loop.enforcer = SimpleNamespace(mode="enforce")
-    result = CoreResult({}, Decision({}, {}, {}, {}), 0)
-    assert "the log says where" in loop._rearrange(1.0, result, {}, Sample(1)).problem
+    loop.latest = None if is_first else report_of(node)
+    told = loop._rearrange(1.0, CoreResult({}, Decision({}, {}, {}, {}), 0), {}, Sample(1))
+    assert "the log says where" in told.problem
     assert "helper gone mad" in caplog.text
+    assert replace(told, problem="") == (RearrangeReport() if is_first else node.last)
 
 
 def test_signals_that_are_missing_start_nothing(node):
