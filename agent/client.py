@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import PrefetchdError, UsageError, reason
+from agent.small_file import read_small
 from agent.units import printable
 
 MAX_STATE_BYTES = 256 * 2**20
@@ -77,7 +78,7 @@ class AgentClient:
         if not self.auth_file:
             return {}
         try:
-            lines = Path(self.auth_file).read_text(encoding="utf-8").splitlines()
+            lines = read_small(Path(self.auth_file)).decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise PrefetchdError(
                 f"Password file {self.auth_file!r} cannot be read ({reason(error)}); check --auth."

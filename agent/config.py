@@ -52,7 +52,7 @@ class ByteRate(float):
     def parse(cls, value: object) -> ByteRate:
         """Read a number of bytes per second or a text with a decimal (GB) or binary (GiB) unit."""
         if isinstance(value, int | float) and not isinstance(value, bool):
-            rate = float(value) if value < 1e300 else float("inf")
+            rate = float(value) if abs(value) < 1e300 else float("inf")
         else:
             match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
             if match is None:

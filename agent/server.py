@@ -24,6 +24,7 @@ from prometheus_client.exposition import choose_encoder
 from agent.config import ConfigError, MetricsSection, split_address
 from agent.errors import reason
 from agent.renewed import Renewed
+from agent.small_file import read_small
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +280,7 @@ def _read_users(path: str) -> dict[str, str]:
         file = Path(path)
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigError(f"Password file {path!r} is readable by others; run: chmod 600 {path}")
-        lines = [line for line in file.read_text().splitlines() if line.strip() and not line.startswith("#")]
+        lines = [line for line in read_small(file).decode().splitlines() if line.strip() and not line.startswith("#")]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"Password file {path!r} cannot be read ({reason(error)}); check metrics.basic_auth_file."

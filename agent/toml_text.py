@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import re
 import tomllib
 from pathlib import Path
@@ -11,11 +12,10 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from agent.errors import UsageError
+from agent.small_file import read_small
 
 MAX_QUOTED = 120
 """Characters of a bad value that a message shows."""
-MAX_BYTES = 4 * 2**20
-"""A longer file is none that anybody wrote; a device node has no end."""
 
 _WORDS = {
     "`float`": "a number",
@@ -33,12 +33,10 @@ _Tree = TypeVar("_Tree", bound=msgspec.Struct)
 def read_text(path: Path, what: str, error: type[UsageError]) -> str:
     """The file's text, with or without a byte order mark. Raises `error`, whose sentence begins with `what`."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_small(path)
     except OSError as problem:
-        raise error(f"{what} {str(path)!r} cannot be read ({problem.strerror}); check the path and rights.") from None
-    if len(data) > MAX_BYTES:
-        raise error(f"{what} {str(path)!r} has more than {MAX_BYTES >> 20} MiB; give the path of a TOML file.")
+        todo = "give the path of a TOML file" if problem.errno == errno.EFBIG else "check the path and rights"
+        raise error(f"{what} {str(path)!r} cannot be read ({problem.strerror}); {todo}.") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -55,7 +53,8 @@ def parse_toml(text: str, source: str, error: type[UsageError]) -> dict[str, Any
     except RecursionError:
         raise error(f"{source} is not valid TOML: its lists or tables are nested too deeply; flatten them.") from None
     except ValueError as problem:  # also for endless numbers
-        raise error(f"{source} is not valid TOML: {problem}; correct that line.") from None
+        told = str(problem).partition("; use sys.")[0]  # which no operator can
+        raise error(f"{source} is not valid TOML: {told}; correct that line.") from None
 
 
 def convert(raw: dict[str, Any], kind: type[_Tree], source: str, error: type[UsageError], hook: Any) -> _Tree:
@@ -70,7 +69,12 @@ def quoted(value: object) -> str:
     """The value for a message, not longer than a line; truth and time as TOML has them."""
     if isinstance(value, bool):
         return str(value).lower()
-    return _shortened(str(value) if isinstance(value, dt.date | dt.time) else repr(value))
+    if isinstance(value, dt.date | dt.time):
+        return _shortened(str(value))
+    try:
+        return _shortened(repr(value))
+    except ValueError:  # Python writes out no integer of more than 4300 digits, and reads one in hexadecimal
+        return "an endless number" if isinstance(value, int) else "one with an endless number in it"
 
 
 def _sentence(source: str, raw: dict[str, Any], kind: type[msgspec.Struct], message: str) -> str:

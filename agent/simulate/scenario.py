@@ -13,7 +13,7 @@ import msgspec
 
 from agent.config import ByteRate
 from agent.errors import UsageError
-from agent.toml_text import convert, parse_toml, read_text
+from agent.toml_text import convert, parse_toml, quoted, read_text
 
 DeviceKind = Literal["ssd", "hdd", "nfs"]
 Pattern = Literal["random", "sequential"]
@@ -45,7 +45,7 @@ class ByteSize(int):
         try:
             return cls(ByteRate.parse(value))
         except ValueError:
-            raise ValueError(f'{value!r} is no size; write bytes or a text like "256 KiB" or "1 GB"') from None
+            raise ValueError(f'{quoted(value)} is no size; write bytes or a text like "256 KiB" or "1 GB"') from None
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -45,6 +45,9 @@ def test_shipped_examples_are_valid_when_uncommented():
         ("[pid.ssd]\nkq = 1", ["pid.ssd.kq", "kp, ki, kd"]),
         ("[enforcement]\nfloor_ratio = 1.0", ["floor_ratio", "1.0"]),
         ("[health]\nqueue_weight=0\nlatency_weight=0\nvariation_weight=0\ndemand_weight=0", ["weights", "zero"]),
+        ("mode = 0x" + "f" * 5000, ["'mode'", "an endless number", "expected a text"]),
+        ("mode = [0x" + "f" * 5000 + "]", ["'mode'", "an endless number", "expected a text"]),
+        (f'[[devices]]\ndevice = "8:0"\nread_bytes_per_second = -{"9" * 400}', ["read_bytes_per_second", "-999"]),
         ("mode =", ["not valid TOML"]),
         ("[metrics]\nmax_jobs = " + "9" * 5000, ["not valid TOML", "digits"]),
         ("a = " + "[" * 5000 + "]" * 5000, ["not valid TOML"]),
@@ -134,7 +137,8 @@ def test_missing_file_is_a_sentence(tmp_path):
 
 
 def test_a_file_without_an_end_is_not_read_to_it():
-    with pytest.raises(config.ConfigError, match="'/dev/zero' has more than 4 MiB; give the path of a TOML file"):
+    words = r"'/dev/zero' cannot be read \(more than 4 MiB\); give the path of a TOML file"
+    with pytest.raises(config.ConfigError, match=words):
         config.load(Path("/dev/zero"))
 
 
