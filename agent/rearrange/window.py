@@ -44,6 +44,7 @@ class Skip(StrEnum):
     OTHER_DEVICE = "other_device"
     OVER_BUDGET = "over_budget"
     TOO_MANY_FILES = "too_many_files"
+    TOO_MANY_PROCESSES = "too_many_processes"
     UNPREDICTABLE = "unpredictable"
     UNUSED = "unused"
 
