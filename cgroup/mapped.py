@@ -6,6 +6,7 @@ request ends up on. Layouts: include/uapi/linux/dm-ioctl.h.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -31,7 +32,9 @@ _SPEC = struct.Struct("=Q Q i I 16s")
 """struct dm_target_spec: sector_start, length, status, next (from the first one), target_type."""
 _VERSION = (4, 0, 0)
 _NO_FLUSH = 1 << 11
-_ROOM = 16 << 10
+_BUFFER_FULL = 1 << 8
+_ROOM_BYTES = (16 << 10, 256 << 10, 4 << 20)
+"""Tried one after the other; a target takes about 60, so volumes of hundreds of segments need more than the first."""
 _TABLE_STATUS = 3 << 30 | _HEADER.size << 16 | 0xFD << 8 | 12
 
 Targets = Callable[[str], frozenset[str]]
@@ -40,12 +43,21 @@ Targets = Callable[[str], frozenset[str]]
 def targets_of(device: str, control: str = CONTROL) -> frozenset[str]:
     """Return the kinds of target that the table of a mapped device `maj:min` is made of.
 
-    Asks for its state, which tells no key of dm-crypt, without a flush. Raises OSError with the control node's path.
+    Raises OSError with the control node's path, also for a table that is too long to be read.
     """
+    for room in _ROOM_BYTES:
+        answer = _ask_status(device, control, room)
+        if not _HEADER.unpack_from(answer)[7] & _BUFFER_FULL:
+            return parse_targets(answer)
+    raise OSError(errno.ENOBUFS, f"the table of {device} has more than {_ROOM_BYTES[-1]} bytes", control)
+
+
+def _ask_status(device: str, control: str, room: int) -> bytes:
+    """Ask for the state, which tells no key of dm-crypt, without a flush."""
     major, minor = map(int, device.split(":"))
     huge = (minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12  # huge_encode_dev in include/linux/kdev_t.h
-    asked = _HEADER.pack(*_VERSION, _ROOM, _HEADER.size, 0, 0, _NO_FLUSH, 0, 0, huge, b"", b"")
-    buffer = bytearray(asked.ljust(_ROOM, b"\0"))
+    asked = _HEADER.pack(*_VERSION, room, _HEADER.size, 0, 0, _NO_FLUSH, 0, 0, huge, b"", b"")
+    buffer = bytearray(asked.ljust(room, b"\0"))
     try:
         descriptor = os.open(control, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -54,7 +66,7 @@ def targets_of(device: str, control: str = CONTROL) -> frozenset[str]:
             os.close(descriptor)
     except OSError as error:
         raise OSError(error.errno, f"asking for the table of {device}: {error.strerror}", control) from error
-    return parse_targets(bytes(buffer))
+    return bytes(buffer)
 
 
 def parse_targets(answer: bytes) -> frozenset[str]:

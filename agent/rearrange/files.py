@@ -66,6 +66,13 @@ def is_link(path: str) -> bool:
     return path.startswith("/proc/") and path.rpartition("/")[0].endswith("/fd")
 
 
+class Processes(NamedTuple):
+    """Processes of a cgroup, whether there were more."""
+
+    pids: tuple[int, ...]
+    too_many: bool
+
+
 class Looked(NamedTuple):
     """What one look at a process found: its files, its pipes' inodes with a path to each, whether there were more."""
 
@@ -74,17 +81,17 @@ class Looked(NamedTuple):
     too_many: bool
 
 
-def processes_of(folder: str) -> list[int]:
+def processes_of(folder: str) -> Processes:
     """The processes of a cgroup and of those below it, at most `MOST_PROCESSES`. One that is gone has none."""
     found: list[int] = []
     pending = [folder]
-    while pending and len(found) < MOST_PROCESSES:
+    while pending and len(found) <= MOST_PROCESSES:
         here = pending.pop()
         with suppress(OSError, ValueError):
             with open(f"{here}/cgroup.procs", encoding="ascii") as file:  # noqa: PTH123 - the helper is kept small
                 found.extend(int(line) for line in file)
             pending.extend(entry.path for entry in os.scandir(here) if entry.is_dir(follow_symlinks=False))
-    return found[:MOST_PROCESSES]
+    return Processes(tuple(found[:MOST_PROCESSES]), len(found) > MOST_PROCESSES)
 
 
 def command_of(pid: int) -> str:

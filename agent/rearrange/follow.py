@@ -50,6 +50,11 @@ class Place(NamedTuple):
     path: str
     skips: frozenset[Skip] = frozenset()
 
+    def holds(self, part: Range) -> bool:
+        """Whether any of that part lies on the disk; if not, it would take room in the window and bring nothing."""
+        at = bisect_left(self.extents, part.end, key=lambda extent: extent.logical)
+        return part.start < part.end and at > 0 and self.extents[at - 1].end > part.start
+
 
 class Places(Protocol):
     """Where files lie. Both answer at once: None means that it is not known yet, or that the file is left out."""
@@ -320,7 +325,7 @@ class Follow:
                 continue
             asked_to = asked.range.end if asked else 0
             wanted = rest_of_file(one.file, one.position, one.size, asked_to, ahead)
-            if wanted is not None:
+            if wanted is not None and place.holds(wanted):
                 yield key, wanted, place
 
     def _wanted_tasks(self, places: Places) -> Iterator[tuple[Key, Range, Place]]:
@@ -333,8 +338,10 @@ class Follow:
             for i, path in enumerate(self._index.files(numbers)):
                 key = TaskKey(pipe, task, i)
                 place = places.place(path) if key not in self._asked else None
-                if place is not None and place.size > 0 and left > 0:
-                    part = Range(place.file, 0, min(place.size, WORKER_WINDOW_BYTES))
+                if place is None or left <= 0:
+                    continue
+                part = Range(place.file, 0, min(place.size, WORKER_WINDOW_BYTES))
+                if place.holds(part):
                     left -= part.end
                     yield key, part, place
 
@@ -358,12 +365,13 @@ class Follow:
                 place = places.place(listing[at]) if room > 0 else None
                 if place is None:
                     break
-                start = self._asked[key].range.end if key in self._asked else 0
-                part = Range(place.file, start, min(place.size, room))
-                room -= part.end
-                is_worth = part.end == place.size or part.end - start >= ahead // 2
-                if start < part.end and is_worth and (pid, place.file) not in eligible:
-                    yield key, part, place
+                start, end = self._asked[key].range.end if key in self._asked else 0, min(place.size, room)
+                if not place.holds(Range(place.file, 0, end)):
+                    continue
+                room -= end
+                is_worth = end == place.size or end - start >= ahead // 2
+                if start < end and is_worth and (pid, place.file) not in eligible:
+                    yield key, Range(place.file, start, end), place
 
 
 def _folder(names: Mapping[int, Mapping[int, str]], one: OpenFile) -> str:

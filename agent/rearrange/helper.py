@@ -216,9 +216,7 @@ class Helper:
     def _serve(self, target: Target, now: float) -> None:
         """Look at one job and, where it has room, ask for its next window."""
         follow = self._follows.setdefault(target.job, Follow())
-        seen, tasks, too_many = self._look(target)
-        if too_many:
-            follow.skip("job", Skip.TOO_MANY_FILES)
+        seen, tasks = self._look(target, follow)
         places = JobPlaces(self._resolver, follow)
         places.root = f"/proc/{seen[0].pid}/root" if seen else ""
         places.devices = target.devices
@@ -233,14 +231,17 @@ class Helper:
             devices = {file: self._resolver.devices_of(file[0]) & target.devices for file in needed}
             self._asker.put(Order(target.job, window.pieces, {file: paths[file] for file in needed}, devices))
 
-    def _look(self, target: Target) -> tuple[list[Seen], dict[int, list[Task]], bool]:
+    def _look(self, target: Target, follow: Follow) -> tuple[list[Seen], dict[int, list[Task]]]:
         """The job's processes that have files or index pipes, and what the pipes hold."""
         seen: list[Seen] = []
         tasks: dict[int, list[Task]] = {}
-        too_many = False
-        for pid in files.processes_of(target.folder):
+        processes = files.processes_of(target.folder)
+        if processes.too_many:
+            follow.skip("job", Skip.TOO_MANY_PROCESSES)
+        for pid in processes.pids:
             looked = files.look_at(pid)
-            too_many = too_many or looked.too_many
+            if looked.too_many:
+                follow.skip("job", Skip.TOO_MANY_FILES)
             here = [one for one in looked.files if self._resolver.devices_of(one.file[0]) & target.devices]
             process = Seen(pid, files.command_of(pid), here, {one.descriptor: files.name_of(one) for one in here})
             if process.is_worker:
@@ -249,7 +250,7 @@ class Helper:
                         tasks[inode] = list(tasks_in(self._pipes.peek(path)))
             if here or process.is_worker:
                 seen.append(process)
-        return seen, tasks, too_many
+        return seen, tasks
 
     def _tell(self) -> None:
         skips = Counter(self._asker.skips)

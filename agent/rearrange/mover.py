@@ -185,7 +185,7 @@ class Mover:
     def _look(self) -> None:
         """Note what files the jobs have open, on their disks; what a file is like is found out by the other thread."""
         for target in tuple(self._targets.values()):
-            for pid in files.processes_of(target.folder):
+            for pid in files.processes_of(target.folder).pids:
                 fresh = [one for one in files.look_at(pid).files if self._is_fresh(one.file, target)]
                 theirs = tuple(mounts_of(pid)) if fresh else ()
                 theirs = self._mounts.setdefault(theirs, theirs)

@@ -166,7 +166,7 @@ class HelperBase(ABC, Generic[T]):
     def _prepare(self) -> str:
         try:
             self.folder.mkdir(exist_ok=True)
-            if others := processes_of(str(self.folder)):  # the limits below would be theirs, and the kernel's killer
+            if others := processes_of(str(self.folder)).pids:  # the limits below would hold for them
                 return (
                     f"the cgroup {self.cgroup} holds processes of somebody else, such as {others[0]}; "
                     "name an unused one in rearrange.cgroup"

@@ -44,6 +44,7 @@ class Skip(StrEnum):
     OTHER_DEVICE = "other_device"
     OVER_BUDGET = "over_budget"
     TOO_MANY_FILES = "too_many_files"
+    TOO_MANY_PROCESSES = "too_many_processes"
     UNPREDICTABLE = "unpredictable"
     UNUSED = "unused"
 
@@ -54,6 +55,11 @@ class Extent(NamedTuple):
     logical: int
     physical: int
     length: int
+
+    @property
+    def end(self) -> int:
+        """The first byte in the file behind it."""
+        return self.logical + self.length
 
 
 class Range(NamedTuple):
@@ -121,7 +127,7 @@ def pieces_of(wanted: Range, extents: Sequence[Extent]) -> Iterator[Piece]:
     """The range cut where extents end and every `PIECE_BYTES`; holes have no pieces."""
     for extent in extents:
         start = max(wanted.start, extent.logical)
-        end = min(wanted.end, extent.logical + extent.length)
+        end = min(wanted.end, extent.end)
         while start < end:
             length = min(PIECE_BYTES, end - start)
             yield Piece(extent.physical + start - extent.logical, wanted.file, start, length)
@@ -131,7 +137,8 @@ def pieces_of(wanted: Range, extents: Sequence[Extent]) -> Iterator[Piece]:
 def plan_window(wanted: Sequence[Range], extents: Mapping[FileId, Sequence[Extent]], room_bytes: int) -> Window:
     """The next window: ranges in the order in which they are needed until the room is used up, then sorted.
 
-    A range that does not fit is cut at the room and ends the window. Files without known extents are left out.
+    A range that does not fit is cut at the room and ends the window. Of each range some part lies on the disk
+    (`Place.holds` in `agent.rearrange.follow`); the holes in it take room as well.
     """
     pieces: list[Piece] = []
     taken: list[Range] = []
@@ -143,10 +150,9 @@ def plan_window(wanted: Sequence[Range], extents: Mapping[FileId, Sequence[Exten
             over += 1
             continue
         part = Range(one.file, one.start, one.start + size)
-        if one.file in extents:
-            pieces.extend(pieces_of(part, extents[one.file]))
-            taken.append(part)
-            left -= size
+        pieces.extend(pieces_of(part, extents[one.file]))
+        taken.append(part)
+        left -= size
     return Window(tuple(sorted(pieces)), tuple(taken), over)
 
 

@@ -119,6 +119,47 @@ def test_an_answer_that_was_cut_off_or_spoilt_never_raises():
         parse_targets(bytes(spoilt))
 
 
+class Mapper:
+    """A control node that writes as much of a table as there is room for, and says so where that is not all."""
+
+    BUFFER_FULL = 1 << 8
+
+    def __init__(self, path, *kinds):
+        self.path, self.whole, self.rooms = path, answer(*kinds).rstrip(b"\0"), []
+        path.touch()
+
+    def ioctl(self, descriptor, request, buffer):
+        self.rooms.append(len(buffer))
+        assert struct.unpack_from("=I", buffer, 12)[0] == len(buffer)
+        buffer[:] = self.whole[: len(buffer)].ljust(len(buffer), b"\0")
+        flags = self.BUFFER_FULL if len(self.whole) > len(buffer) else 0
+        struct.pack_into("=I", buffer, 28, flags)
+
+
+@pytest.fixture
+def mapper(tmp_path, monkeypatch):
+    def make(*kinds):
+        made = Mapper(tmp_path / "control", *kinds)
+        monkeypatch.setattr("cgroup.mapped.fcntl.ioctl", made.ioctl)
+        return made
+
+    return make
+
+
+def test_a_table_of_any_length_is_read_to_its_end(mapper):
+    """A volume that was grown again and again: the one target that matters may be the last."""
+    made = mapper(*[(b"linear", b"")] * 2000, (b"crypt", b""))
+    assert targets_of("253:0", str(made.path)) == {"linear", "crypt"}
+    assert made.rooms[0] < len(made.whole) <= made.rooms[-1]
+
+
+def test_a_table_that_is_longer_than_any_is_not_taken_for_what_is_read_of_it(mapper):
+    made = mapper(*[(b"linear", b"x" * 1000000)] * 5)
+    with pytest.raises(OSError, match=r"the table of 253:0 has more than 4194304 bytes") as caught:
+        targets_of("253:0", str(made.path))
+    assert caught.value.filename == str(made.path)
+
+
 def test_a_host_without_the_mapper_says_which_file(tmp_path):
     with pytest.raises(OSError, match=r"table of 253:0") as caught:
         targets_of("253:0", str(tmp_path / "control"))

@@ -21,7 +21,7 @@ from agent.rearrange.defragment import (
     why_leave,
 )
 from agent.rearrange.facts import Here, path_here
-from agent.rearrange.files import Looked, OpenFile
+from agent.rearrange.files import Looked, OpenFile, Processes
 from agent.rearrange.mover import GIVE_UP_SECONDS, LATER_SECONDS, SOON_SECONDS, Book, Known, Mover
 from agent.rearrange.mover import Target as MoverTarget
 from agent.rearrange.window import MIB, Extent
@@ -272,7 +272,7 @@ def mover(monkeypatch):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     read = []
     opened = (OpenFile(77, 3, A, 0, SIZE, 0), OpenFile(77, 4, (9, 9), 0, SIZE, 0))
-    monkeypatch.setattr(rearrange_mover.files, "processes_of", lambda folder: [77])
+    monkeypatch.setattr(rearrange_mover.files, "processes_of", lambda folder: Processes((77,), too_many=False))
     monkeypatch.setattr(rearrange_mover.files, "look_at", lambda pid: Looked(opened, {}, too_many=False))
     monkeypatch.setattr(rearrange_mover.files, "name_of", lambda one: f"/file-{one.descriptor}")
     monkeypatch.setattr(rearrange_mover, "mounts_of", lambda pid: read.append(pid) or ())

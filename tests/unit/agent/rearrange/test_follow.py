@@ -8,7 +8,7 @@ import pytest
 from agent.rearrange.files import OpenFile
 from agent.rearrange.follow import STALE_SECONDS, Follow, Place, Seen
 from agent.rearrange.index import Task
-from agent.rearrange.window import MIB, Extent, Skip
+from agent.rearrange.window import MIB, Extent, Range, Skip
 
 DEV = 2049
 ROOM = 16 * MIB
@@ -22,12 +22,14 @@ class Disk:
         self.paths = sorted(path for paths in folders.values() for path in paths)
         self.ids = {path: (DEV, 100 + i) for i, path in enumerate(self.paths)}
         self.hidden = set()
+        self.nowhere = set()
 
     def place(self, path, file=None):
         file = file or self.ids[path]
         if file in self.hidden:
             return None
-        return Place(file, self.size, [Extent(0, file[1] * 100 * MIB, self.size)], path)
+        extents = [] if file in self.nowhere else [Extent(0, file[1] * 100 * MIB, self.size)]
+        return Place(file, self.size, extents, path)
 
     def listing(self, root, *, below):
         return [
@@ -246,6 +248,45 @@ def test_files_that_are_opened_ahead_are_read_ahead_whole():
     assert pieces == sorted(pieces)
     job.look(process(disk, 1, *((path, 0) for path in paths[16:])))
     assert job.follow.used_bytes == 16 * disk.size
+
+
+def test_a_file_that_lies_nowhere_on_the_disk_takes_no_room_and_counts_for_nothing():
+    """All of it is sparse, or its extents are shared."""
+    disk = shards()
+    job = Job(disk, room=8 * MIB)
+    disk.nowhere.add(disk.ids["/data/shard00"])
+    for step in range(1, 4):
+        asked = job.look(process(disk, 1, ("/data/shard00", step * MIB)), process(disk, 2, ("/data/shard05", 0)))
+        assert asked == ([(5, k, MIB) for k in range(4)] if step == 1 else [])
+    assert (job.follow.used_bytes, job.follow.outstanding_bytes) == (0, 4 * MIB)
+    job.look(process(disk, 2, ("/data/shard05", 4 * MIB)))
+    assert job.follow.used_bytes == 4 * MIB
+    assert job.follow.skips == {}, "whoever finds out where it lies says why"
+
+
+def test_a_part_of_a_file_that_lies_nowhere_is_not_asked_for():
+    place = Place((DEV, 1), 9 * MIB, [Extent(MIB, 70 * MIB, MIB), Extent(4 * MIB, 9 * MIB, 2 * MIB)], "/data/holes")
+    parts = [(0, 1), (1, 2), (0, 9), (2, 4), (3, 5), (5, 6), (6, 9), (5, 5)]
+    held = [place.holds(Range(place.file, start * MIB, end * MIB)) for start, end in parts]
+    assert held == [False, True, True, False, True, True, False, False]
+
+
+def test_samples_that_lie_nowhere_take_no_room_of_those_behind_them():
+    disk = images(size=MIB)
+    disk.nowhere = {disk.ids[path] for path in disk.paths if disk.ids[path][1] % 4}
+    job, loader = Job(disk, room=64 * MIB), Loader(disk)
+    for _ in range(30):
+        loader.step(job)
+    waiting = {disk.ids[disk.paths[n]] for queue in loader.queues.values() for task in queue for n in task.numbers}
+    assert waiting - disk.nowhere
+    assert waiting - disk.nowhere <= {one.range.file for one in job.follow._asked.values()}
+
+
+def test_the_next_file_is_looked_for_behind_one_that_lies_nowhere():
+    disk = shards(size=16 * MIB)
+    disk.nowhere.add(disk.ids["/data/shard10"])
+    job = Job(disk)
+    assert set(read_shards(job, disk, [2, 4, 6, 8])) == {0}, "behind shard10, around the end"
 
 
 def test_counters_do_not_grow_with_time():

@@ -112,9 +112,26 @@ def test_bytes_count_on_the_disk_that_they_came_from(asker, tmp_path):
     wait_for(lambda: asker.device_bytes[1] == {"8:0": 3 * MIB, "8:16": MIB})
 
 
-def test_of_a_job_with_too_much_open_the_rest_is_left_out_and_counted(helper, monkeypatch):
-    monkeypatch.setattr(files, "processes_of", lambda folder: [77])
-    monkeypatch.setattr(files, "look_at", lambda pid: files.Looked((), {}, too_many=True))
+@pytest.mark.parametrize(
+    ("processes", "opened", "why"),
+    [(False, True, {Skip.TOO_MANY_FILES: 1}), (True, False, {Skip.TOO_MANY_PROCESSES: 1}), (False, False, {})],
+)
+def test_of_a_job_with_too_much_to_look_at_the_rest_is_left_out_and_counted(
+    helper, monkeypatch, processes, opened, why
+):
+    monkeypatch.setattr(files, "processes_of", lambda folder: files.Processes((77, 78), too_many=processes))
+    monkeypatch.setattr(files, "look_at", lambda pid: files.Looked((), {}, too_many=opened))
     for _ in range(3):
         helper._serve(served(7, 1e6), time.monotonic())
-    assert helper._follows[7].skips == {Skip.TOO_MANY_FILES: 1}
+    assert helper._follows[7].skips == why
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_whether_a_job_has_more_processes_than_are_looked_at(tmp_path, more):
+    """Some of them in cgroups below its own, some of these empty."""
+    here, below = files.MOST_PROCESSES // 2, files.MOST_PROCESSES // 2 + more
+    for name, numbers in ((".", range(here)), ("below", range(here, here + below)), ("below/empty", ()), ("none", ())):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "cgroup.procs").write_text("".join(f"{number}\n" for number in numbers))
+    found = files.processes_of(str(tmp_path))
+    assert found == (tuple(range(files.MOST_PROCESSES)), bool(more))

@@ -86,11 +86,6 @@ def test_what_is_needed_first_gets_the_room():
     assert [piece.file[1] for piece in window.pieces] == [1, 1, 0, 0, 0, 0], "sorted by place on the disk"
 
 
-def test_a_file_whose_place_is_not_known_is_left_out():
-    window = plan_window([Range(FILE, 0, MIB)], {}, 4 * MIB)
-    assert (window.pieces, window.taken, window.over_budget) == ((), (), 0)
-
-
 def test_pieces_leave_holes_out():
     extents = [Extent(0, 7 * MIB, 4096), Extent(MIB, 2 * MIB, MIB + 4096)]
     pieces = list(pieces_of(Range(FILE, 0, 3 * MIB), extents))
