@@ -5,19 +5,28 @@ from __future__ import annotations
 import base64
 import json
 import ssl
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from agent.errors import PrefetchdError, UsageError, reason
+from agent.errors import MAX_QUOTED, PrefetchdError, UsageError, reason
 from agent.small_file import read_small
 from agent.units import printable
 
 MAX_STATE_BYTES = 256 * 2**20
 """A longer answer is not read to its end."""
+MAX_SILENCES = 5
+"""So many times what may pass between two words may pass until the last of them."""
+
+_LISTS = ("jobs", "neighbours", "devices", "probes")
 
 
 class AgentUnreachable(PrefetchdError):  # noqa: N818 - says what happened
@@ -53,14 +62,37 @@ class AgentClient:
         body = self.get("/state")
         try:
             state = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             state = None
-        if not isinstance(state, dict):
+        if not isinstance(state, dict) or "jobs" not in state or not all(map(_are_rows, map(state.get, _LISTS))):
             raise AgentUnreachable(f"{self.url}/state answers something else than prefetchd does; check --address.")
         return state
 
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """Around what is made of a state: one of another version is told as such, in an AgentUnreachable."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise AgentUnreachable(
+                f"{self.url}/state holds what this prefetchd cannot show ({printable(repr(error))}); use that of the "
+                "agent's version."
+            ) from error
+
     def get(self, path: str) -> bytes:
-        """The body of a GET; raises AgentUnreachable with one sentence."""
+        """The body of a GET; raises AgentUnreachable with one sentence.
+
+        It is waited for in a thread of its own, since a timeout of the socket begins anew with every byte.
+        """
+        answer: Future[bytes] = Future()
+        threading.Thread(target=_fulfil, args=(answer, lambda: self._get(path)), daemon=True).start()
+        seconds = MAX_SILENCES * self.timeout_seconds
+        try:
+            return answer.result(seconds)
+        except FutureTimeout:
+            raise AgentUnreachable(_silent(self.url, f"no whole answer in {seconds:g} s")) from None
+
+    def _get(self, path: str) -> bytes:
         request = urllib.request.Request(self.url + path, headers=self._headers())  # noqa: S310 - the scheme is checked
         # An environment's http_proxy is for the world outside; the agent is on this node or named outright.
         opener = urllib.request.build_opener(
@@ -109,6 +141,17 @@ class AgentClient:
         return context
 
 
+def _fulfil(answer: Future[bytes], ask: Callable[[], bytes]) -> None:
+    try:
+        answer.set_result(ask())
+    except Exception as error:  # noqa: BLE001 - it is raised where the answer is waited for
+        answer.set_exception(error)
+
+
+def _are_rows(rows: Any) -> bool:
+    return rows is None or (isinstance(rows, list) and all(isinstance(row, dict) for row in rows))
+
+
 def _silent(url: str, cause: Exception | str) -> str:
     """Why nothing was heard, and what to do."""
     if isinstance(cause, ssl.SSLCertVerificationError):
@@ -116,7 +159,7 @@ def _silent(url: str, cause: Exception | str) -> str:
             f"The certificate at {url} is not trusted ({cause.verify_message.rstrip('.')}); give --ca FILE that signs "
             "it, and --address as it names it."
         )
-    told = getattr(cause, "strerror", None) or cause
+    told = printable(str(getattr(cause, "strerror", None) or cause))[:MAX_QUOTED]
     if url.startswith("http://") and isinstance(cause, ConnectionResetError):
         return f"No agent answers at {url} ({told}); give --address https://… where it speaks TLS."
     return (
@@ -136,4 +179,4 @@ def _refused(url: str, error: urllib.error.HTTPError) -> str:
     error.close()
     if error.code == 401:
         return f"{url} wants a user and password; give --auth FILE with one line user:password."
-    return f"{url} answers {error.code} {error.reason}; check --address."
+    return f"{url} answers {error.code} {printable(str(error.reason))[:MAX_QUOTED]}; check --address."

@@ -41,13 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Ask the agent and tell."""
-    state = options.client(args).state()
-    row = find(state.get("jobs", ()), args.job)
+    client = options.client(args)
+    state = client.state()
+    with client.understood():
+        row = find(state["jobs"], args.job)
     if args.json:
         print(json.dumps(row, indent=1))
         return 0
     colours, columns = colours_wanted(), text_columns()
-    for line in explain(for_terminal(row), for_terminal(state)):
+    with client.understood():
+        lines = list(explain(for_terminal(row), for_terminal(state)))
+    for line in lines:
         indent = len(line) - len(line.lstrip())
         text = hanging(" " * indent, [line.strip()], columns, indent)
         print(paint(text, "bold", colours=colours and not indent and bool(line)))

@@ -13,6 +13,7 @@ from agent.client import AgentClient
 from agent.config import Config
 from agent.errors import UsageError
 
+MAX_SECONDS = 1e9
 ADDRESS_VARIABLE = "PREFETCHD_ADDRESS"
 """Set in the agent's pod: it listens on the pod's own address there, which no configuration knows beforehand."""
 
@@ -129,8 +130,8 @@ def refuse_same_file(target: Path | None, source: Path, what: str) -> None:
 
 
 def seconds(text: str) -> float:
-    """A duration for argparse: finite and above zero."""
-    return _above_zero(text, float, "no duration; give seconds above zero")
+    """A duration for argparse: above zero and below what the system can wait for, 292 years."""
+    return _above_zero(text, float, "no duration; give seconds above zero, below 1e9", MAX_SECONDS)
 
 
 def count(text: str) -> int:
@@ -138,11 +139,11 @@ def count(text: str) -> int:
     return int(_above_zero(text, int, "no count; give a whole number from 1 on"))
 
 
-def _above_zero(text: str, kind: Callable[[str], float], what: str) -> float:
+def _above_zero(text: str, kind: Callable[[str], float], what: str, limit: float = float("inf")) -> float:
     try:
         value = kind(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
+    if not 0 < value < limit:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is {what}")
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import shutil
 import sys
 import threading
 import time
@@ -39,6 +39,7 @@ Without a terminal (or with TERM=dumb) frames are printed one after the other.
 exit status:
   0  done    1  no agent answers    2  the command line cannot be used
 """
+MAX_COLUMNS = 1000
 REDRAW_SECONDS = 0.25
 STALE_SECONDS = 5.0
 
@@ -67,7 +68,9 @@ def main(args: argparse.Namespace) -> int:
     view = View(order=args.sort, reverse=args.reverse, filter=args.filter)
     if args.json:
         state = client.state()
-        print(json.dumps(state | {"jobs": arranged(state.get("jobs", ()), view)}, indent=1))
+        with client.understood():
+            jobs = arranged(state["jobs"], view)
+        print(json.dumps(state | {"jobs": jobs}, indent=1))
         return 0
     console = Console(no_color=not colours_wanted() or None, highlight=False)
     live = sys.stdout.isatty() and sys.stdin.isatty() and not console.is_dumb_terminal
@@ -80,16 +83,23 @@ def _ascii(args: argparse.Namespace, console: Console) -> bool:
     return bool(args.ascii) or "utf" not in (console.encoding or "").lower()
 
 
+def _columns(console: Console) -> int:
+    """Of the terminal; of what is no terminal 80, or more where COLUMNS says so."""
+    columns = console.width if sys.stdout.isatty() else max(80, shutil.get_terminal_size().columns)
+    return min(columns, MAX_COLUMNS)
+
+
 def _frames(client: AgentClient, view: View, console: Console, args: argparse.Namespace) -> int:
     """Frames one after the other, each as long as it needs to be."""
     trace = Trace()
     left = 1 if args.once else args.count
-    width = console.width if sys.stdout.isatty() else max(80, int(os.environ.get("COLUMNS") or 80))
-    canvas = Canvas(width, 10_000, ascii_only=_ascii(args, console), keys=False)
+    canvas = Canvas(_columns(console), 10_000, ascii_only=_ascii(args, console), keys=False)
     while True:
         state = for_terminal(client.state())
-        trace.add(state)
-        for line in draw(state, view, trace, canvas).lines:
+        with client.understood():
+            trace.add(state)
+            lines = draw(state, view, trace, canvas).lines
+        for line in lines:
             console.print(line, soft_wrap=True)
         left = None if left is None else left - 1
         if left == 0:
@@ -130,7 +140,7 @@ def _live(client: AgentClient, view: View, console: Console, args: argparse.Name
                 if not view.frozen:
                     shown = poll.state
                     trace.add(shown)
-                canvas = Canvas(console.width, console.height, _ascii(args, console))
+                canvas = Canvas(_columns(console), console.height, _ascii(args, console))
                 frame = draw(shown, view, trace, canvas, _problem(poll))
                 view = replace(view, scroll=frame.scroll)
                 screen.update(_unwrapped(frame.lines), refresh=True)

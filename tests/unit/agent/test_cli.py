@@ -184,7 +184,7 @@ def test_a_length_that_is_none_is_refused_before_anything_is_done(scenario, leng
     assert done.returncode == 2, done.stdout
     last = done.stderr.splitlines()[-1]
     assert "give" in last
-    assert (length or "''").replace("1e99", "1e+99") in last
+    assert (length or "''") in last
 
 
 def test_what_is_read_is_not_written_over(told_file, tmp_path):

@@ -400,13 +400,24 @@ def test_count_ends_a_stream_of_frames(agent):
 
 @pytest.mark.parametrize(
     ("options", "status", "words"),
-    [(("--interval", "0.01"), 2, "below 0.1"), (("--address", "127.0.0.1:1"), 1, "start it with `prefetchd run`")],
+    [
+        (("--interval", "0.01"), 2, "below 0.1"),
+        (("--interval", "1e18", "--count", "2"), 2, "'1e18' is no duration; give seconds above zero, below 1e9"),
+        (("--address", "127.0.0.1:1"), 1, "start it with `prefetchd run`"),
+    ],
 )
 def test_errors_are_one_sentence(agent, options, status, words):
     done = run(agent, *options)
     assert done.returncode == status
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("columns", "expected"), [("abc", 80), ("-5", 80), ("120", 120), ("99999999999", 1000)])
+def test_a_width_that_is_none_is_the_usual_one(agent, columns, expected):
+    done = run(agent, "--once", COLUMNS=columns)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) == expected
 
 
 class Terminal:
