@@ -6,8 +6,8 @@ agent names them again at least once in `LEASE_SECONDS`; where it stands still, 
 agent's end of the socket closes, however the agent died, this process goes back to the cgroup that it came from,
 removes its own, and ends. Files are opened for reading alone and only while a window of theirs is asked for.
 
-Looking must not wait for the disk, so other threads do what may block: `Resolver` finds out where files lie, `Asker`
-asks for windows.
+Looking must not wait for the disk, so other threads do what may block: those of the `Resolver` find out where files
+lie, and each job has an `Asker` that asks for its windows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agent.rearrange import files
@@ -41,7 +42,6 @@ GIVE_WAY_SECONDS = 0.1
 POLL_SECONDS = 0.002
 PACE_SECONDS = 0.05
 """A window that waits for its rate is given up this soon after its job is served no more."""
-OPEN_FILES = 4096
 
 
 class Target(NamedTuple):
@@ -58,27 +58,36 @@ class Target(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A window to ask for: whose it is, pieces in physical order, a path to each of their files, and its disks."""
+    """A window to ask for: pieces in physical order, a path to each of their files, and its disks."""
 
-    job: int
     pieces: tuple[Piece, ...]
     paths: Mapping[FileId, str]
     devices: Mapping[FileId, frozenset[str]]
 
 
-class Asker:
-    """Asks for one window after the other, at no more than the rate of its job; one window may wait.
+@dataclass(slots=True)
+class Ahead:
+    """What was asked for on behalf of one job since this process started.
 
-    `targets` is who is served now: what is under way for anybody else is given up, or others would wait behind it.
+    Bytes, those of them from each disk (maj:min), and how many files were no longer there.
     """
 
-    def __init__(self) -> None:
-        self.targets: Mapping[int, Target] = {}
-        self._orders: queue.Queue[Order] = queue.Queue(1)
-        self._free_at: dict[int, float] = {}
-        self.ahead_bytes: Counter[int] = Counter()
-        self.device_bytes: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        self.skips: Counter[Skip] = Counter()
+    bytes: int = 0
+    device_bytes: Counter[str] = field(default_factory=Counter)
+    vanished: int = 0
+
+
+class Asker:
+    """Asks for a job's windows, one after the other, at no more than its rate; one window may wait.
+
+    Each job has its own, with a thread, so that no job waits behind the window of one that may read little.
+    """
+
+    def __init__(self, target: Target, ahead: Ahead) -> None:
+        self.target: Target | None = target
+        self.ahead = ahead
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._free_at = 0.0
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
@@ -90,9 +99,14 @@ class Asker:
         """Take a window; only while `is_free`."""
         self._orders.put(order)
 
+    def close(self) -> None:
+        """The job is served no more: give up what is under way and what waits."""
+        self.target = None
+        self._orders.put(None)
+
     def _run(self) -> None:
-        while True:
-            self._carry_out(self._orders.get())
+        for order in iter(self._orders.get, None):
+            self._carry_out(order)
 
     def _carry_out(self, order: Order) -> None:
         descriptors: dict[FileId, int] = {}
@@ -113,29 +127,28 @@ class Asker:
         try:
             descriptor = open_regular(path)
         except NotRegular:
-            self.skips[Skip.VANISHED] += 1
+            self.ahead.vanished += 1
             return None
         except OSError:
-            self.skips[Skip.VANISHED] += not files.is_link(path)  # one that was closed has not vanished
+            self.ahead.vanished += not files.is_link(path)  # one that was closed has not vanished
             return None
         status = os.fstat(descriptor)
         if (status.st_dev, status.st_ino) == file:
             return descriptor
         os.close(descriptor)
-        self.skips[Skip.VANISHED] += 1
+        self.ahead.vanished += 1
         return None
 
     def _ask(self, order: Order, piece: Piece, descriptor: int) -> bool:
         """Ask for what is missing of a piece; False where the job is not served any more."""
-        job = order.job
         missing = files.missing_bytes(descriptor, piece.offset, piece.length)
         if not missing:
             return True
-        target = self._turn(job)
+        target = self._turn()
         if target is None:
             return False
-        free_at = max(self._free_at.get(job, 0.0), time.monotonic() - BURST_SECONDS)
-        self._free_at[job] = free_at + missing / target.bytes_per_second
+        free_at = max(self._free_at, time.monotonic() - BURST_SECONDS)
+        self._free_at = free_at + missing / target.bytes_per_second
         give_way(target)
         with suppress(OSError):
             files.ask_for(descriptor, piece.offset, piece.length)
@@ -144,14 +157,14 @@ class Asker:
 
     def _count(self, order: Order, file: FileId, size: int) -> None:
         """A file that lies on several disks (md, LVM) counts in equal parts: which holds how much is not looked up."""
-        self.ahead_bytes[order.job] += size
+        self.ahead.bytes += size
         for device in order.devices[file]:
-            self.device_bytes[order.job][device] += size // len(order.devices[file])
+            self.ahead.device_bytes[device] += size // len(order.devices[file])
 
-    def _turn(self, job: int) -> Target | None:
+    def _turn(self) -> Target | None:
         """Wait until the job's rate allows more; None once nothing may be read for it."""
-        while (target := self.targets.get(job)) is not None and may_read(target):
-            left = self._free_at.get(job, 0.0) - time.monotonic()
+        while (target := self.target) is not None and may_read(target):
+            left = self._free_at - time.monotonic()
             if left <= 0.0:
                 return target
             time.sleep(min(left, PACE_SECONDS))
@@ -179,10 +192,11 @@ class Helper:
         self._agent = agent
         self._budget_bytes = budget_bytes
         self._resolver = Resolver()
-        self._asker = Asker()
         self._pipes = files.PipeReader()
         self._targets: Mapping[int, Target] = {}
         self._follows: dict[int, Follow] = {}
+        self._askers: dict[int, Asker] = {}
+        self._ahead: defaultdict[int, Ahead] = defaultdict(Ahead)
         self._renewed = 0.0
         self._told = 0.0
         self._took = 0.0
@@ -211,7 +225,14 @@ class Helper:
 
     def _take(self, targets: Mapping[int, Target]) -> None:
         """Serve these jobs from now on."""
-        self._targets = self._asker.targets = targets
+        self._targets = targets
+        for job in self._askers.keys() - targets.keys():
+            self._askers.pop(job).close()
+        for job, target in targets.items():
+            if job in self._askers:
+                self._askers[job].target = target
+            else:
+                self._askers[job] = Asker(target, self._ahead[job])
 
     def _serve(self, target: Target, now: float) -> None:
         """Look at one job and, where it has room, ask for its next window."""
@@ -222,14 +243,14 @@ class Helper:
         places.devices = target.devices
         room = job_window_bytes(len(seen), self._budget_bytes, len(self._targets))
         wanted = follow.look(now, seen, tasks, places, room)
-        if not wanted or not self._asker.is_free or not may_read(target):
+        if not wanted or not may_read(target) or not self._askers[target.job].is_free:
             return
         window = follow.window(now, wanted, room)
         if window.pieces:
             paths = {place.file: place.path for _, _, place in wanted}
             needed = {piece.file for piece in window.pieces}
             devices = {file: self._resolver.devices_of(file[0]) & target.devices for file in needed}
-            self._asker.put(Order(target.job, window.pieces, {file: paths[file] for file in needed}, devices))
+            self._askers[target.job].put(Order(window.pieces, {file: paths[file] for file in needed}, devices))
 
     def _look(self, target: Target, follow: Follow) -> tuple[list[Seen], dict[int, list[Task]]]:
         """The job's processes that have files or index pipes, and what the pipes hold."""
@@ -253,22 +274,23 @@ class Helper:
         return seen, tasks
 
     def _tell(self) -> None:
-        skips = Counter(self._asker.skips)
+        skips = Counter({Skip.VANISHED: sum(one.vanished for one in self._ahead.values())})
         for follow in self._follows.values():
             skips.update(follow.skips)
         jobs = {
-            job: [self._asker.ahead_bytes[job], follow.used_bytes, follow.unused_bytes, follow.outstanding_bytes,
-                  dict(self._asker.device_bytes[job])]
+            job: [self._ahead[job].bytes, follow.used_bytes, follow.unused_bytes, follow.outstanding_bytes,
+                  dict(self._ahead[job].device_bytes)]
             for job, follow in self._follows.items()
         }  # fmt: skip
         with suppress(OSError):
-            self._agent.send(json.dumps({"jobs": jobs, "skips": skips}).encode(), socket.MSG_DONTWAIT)
+            self._agent.send(json.dumps({"jobs": jobs, "skips": +skips}).encode(), socket.MSG_DONTWAIT)
 
 
 def allow_many_files() -> None:
-    """A window is asked for with all its files open."""
+    """Every job's window is asked for with all its files open: as many as the hard limit allows."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main(arguments: list[str]) -> None:

@@ -192,13 +192,13 @@ def test_while_the_disk_has_much_in_hand_it_asks_for_little(folder, monkeypatch)
     target = rearrange_helper.Target(1, "", frozenset({"8:0"}), 1e9, 8)
     monkeypatch.setattr(files, "in_flight", lambda device: {"8:0": 8}[device])
     pieces = tuple(Piece(at, (status.st_dev, status.st_ino), at, MIB) for at in (0, MIB))
-    asker, began = rearrange_helper.Asker(), time.monotonic()
-    asker.targets = {1: target}
-    asker.put(rearrange_helper.Order(1, pieces, {pieces[0].file: str(path)}, {pieces[0].file: target.devices}))
-    while asker.ahead_bytes[1] < 2 * MIB:
+    asker, began = rearrange_helper.Asker(target, rearrange_helper.Ahead()), time.monotonic()
+    asker.put(rearrange_helper.Order(pieces, {pieces[0].file: str(path)}, {pieces[0].file: target.devices}))
+    while asker.ahead.bytes < 2 * MIB:
         assert time.monotonic() < began + 60
         time.sleep(0.001)
     assert time.monotonic() - began >= 2 * rearrange_helper.GIVE_WAY_SECONDS
+    asker.close()
     for in_flight in (9, 0):
         able = target._replace(in_flight=in_flight)
         assert min(seconds_of(rearrange_helper.give_way, able) for _ in range(5)) < rearrange_helper.POLL_SECONDS

@@ -11,7 +11,7 @@ from agent.rearrange import places as rearrange_places
 from agent.rearrange.defragment import Leave
 from agent.rearrange.facts import open_here
 from agent.rearrange.follow import Follow
-from agent.rearrange.helper import Asker
+from agent.rearrange.helper import Ahead, Asker, Target
 from agent.rearrange.places import FORGET_SECONDS, JobPlaces, Resolver, _place
 from agent.rearrange.window import Skip
 from tests.unit.waiting_writer import pipe_with_writer
@@ -26,7 +26,9 @@ def pipe(tmp_path):
 
 
 def asked(path):
-    return Asker()._open((0, 0), path)
+    asker = Asker(Target(1, "", frozenset(), 1e9, 0), Ahead())
+    asker.close()
+    return asker._open((0, 0), path)
 
 
 @pytest.mark.parametrize(
