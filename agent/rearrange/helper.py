@@ -197,22 +197,20 @@ class Helper:
         self._follows: dict[int, Follow] = {}
         self._askers: dict[int, Asker] = {}
         self._ahead: defaultdict[int, Ahead] = defaultdict(Ahead)
-        self._renewed = 0.0
-        self._told = 0.0
-        self._took = 0.0
+        self._renewed_at = self._told_at = self._look_seconds = 0.0
 
     def run(self) -> None:
         """Return when the agent is gone. Between two looks it rests as long as one takes: a job can have much open."""
-        while listen(self._agent, max(LOOK_SECONDS, self._took) if self._targets else 1.0, self._obey):
+        while listen(self._agent, max(LOOK_SECONDS, self._look_seconds) if self._targets else 1.0, self._obey):
             now = time.monotonic()
-            if now - self._renewed > LEASE_SECONDS:
+            if now - self._renewed_at > LEASE_SECONDS:
                 self._take({})
             for target in self._targets.values():
                 self._serve(target, now)
-            if self._targets and now - self._told >= TELL_SECONDS:
-                self._told = now
+            if self._targets and now - self._told_at >= TELL_SECONDS:
+                self._told_at = now
                 self._tell()
-            self._took = min(time.monotonic() - now, LEASE_SECONDS / 2)
+            self._look_seconds = min(time.monotonic() - now, LEASE_SECONDS / 2)
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         found = (
@@ -221,7 +219,7 @@ class Helper:
         )
         self._take({target.job: target for target in found})
         self._follows = {job: follow for job, follow in self._follows.items() if job in self._targets}
-        self._renewed = time.monotonic()
+        self._renewed_at = time.monotonic()
 
     def _take(self, targets: Mapping[int, Target]) -> None:
         """Serve these jobs from now on."""
@@ -238,9 +236,8 @@ class Helper:
         """Look at one job and, where it has room, ask for its next window."""
         follow = self._follows.setdefault(target.job, Follow())
         seen, tasks = self._look(target, follow)
-        places = JobPlaces(self._resolver, follow)
-        places.root = f"/proc/{seen[0].pid}/root" if seen else ""
-        places.devices = target.devices
+        root = f"/proc/{seen[0].pid}/root" if seen else ""
+        places = JobPlaces(self._resolver, follow, root, target.devices)
         room = job_window_bytes(len(seen), self._budget_bytes, len(self._targets))
         wanted = follow.look(now, seen, tasks, places, room)
         if not wanted or not may_read(target) or not self._askers[target.job].is_free:

@@ -36,7 +36,7 @@ def test_it_rests_as_long_as_a_look_takes(helper, monkeypatch):
 
     monkeypatch.setattr(helper, "_serve", look)
     helper._targets = {7: Target(7, "/sys/fs/cgroup/job", frozenset({"8:0"}), 1e6, 0)}
-    helper._renewed = time.monotonic() + 3600  # its lease does not end
+    helper._renewed_at = time.monotonic() + 3600  # its lease does not end
     thread = threading.Thread(target=helper.run, daemon=True)
     thread.start()
     try:

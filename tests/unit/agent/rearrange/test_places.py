@@ -75,9 +75,8 @@ def shard(tmp_path):
 
 
 def places_on_any_disk(monkeypatch):
-    places = JobPlaces(Resolver(), Follow())
-    places.devices = frozenset({"8:0"})
-    monkeypatch.setattr(places._resolver, "devices_of", lambda number: places.devices)
+    places = JobPlaces(Resolver(), Follow(), "", frozenset({"8:0"}))
+    monkeypatch.setattr(places._resolver, "devices_of", lambda number: frozenset({"8:0"}))
     return places
 
 
@@ -96,8 +95,7 @@ def test_a_file_on_a_disk_that_is_not_served_is_left_out(shard, monkeypatch):
     file, link, _ = shard
     places, path = places_on_any_disk(monkeypatch), link()
     wait_for(lambda: places.place(path, file))
-    places.devices = frozenset({"8:16"})
-    monkeypatch.setattr(places._resolver, "devices_of", lambda number: frozenset({"8:0"}))
+    monkeypatch.setattr(places._resolver, "devices_of", lambda number: frozenset({"8:16"}))
     assert places.place(path, file) is None
     assert places._follow.skips[Skip.OTHER_DEVICE] == 1
 
