@@ -7,8 +7,8 @@ through a socket (`process` at the agent's end, `child` at theirs). The policy s
 |---|---|---|
 | in the agent, once a pass | `read_ahead` | `mending` |
 | when to start and to stop (pure) | `stop` | `pay` |
-| what to do next, and what to leave (pure) | `window`, `order`, `index`, `follow` | `defragment` |
-| the helper process | `helper` | `mover`, `move` |
+| what to do next, and what to leave (pure) | `window`, `order`, `index` | `defragment` |
+| the helper process | `helper`, with `follow` and `asker` for each job | `mover`, `move` |
 
 Both helpers look through `files` at what jobs have open and through `places` at where that lies; `facts` is what the
 mover asks besides. `metrics` shows what came of it.

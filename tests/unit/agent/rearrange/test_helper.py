@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 
 from agent.rearrange import files
-from agent.rearrange.helper import Ahead, Asker, Helper, Order, Target
+from agent.rearrange.asker import Ahead, Asker, Order, Target
+from agent.rearrange.helper import Helper
 from agent.rearrange.window import LEAST_RATE, MIB, Piece, Skip
 
 

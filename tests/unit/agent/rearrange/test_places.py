@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agent.rearrange import places as rearrange_places
+from agent.rearrange.asker import Ahead, Asker, Target
 from agent.rearrange.defragment import Leave
 from agent.rearrange.facts import open_here
 from agent.rearrange.follow import Follow
-from agent.rearrange.helper import Ahead, Asker, Target
 from agent.rearrange.places import FORGET_SECONDS, JobPlaces, Resolver, _place
 from agent.rearrange.window import Skip
 from tests.unit.waiting_writer import pipe_with_writer
