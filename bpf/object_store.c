@@ -46,6 +46,8 @@ struct connection_t {
     u64 first;     // 0: nothing received for it yet
     u64 last;
     u64 handshake; // exchanges still to be left out
+    u32 read;      // the peer's sequence number up to which was read
+    u32 unused;
 };
 
 BPF_HASH(peers, struct peer_t, u32, MAX_PEERS);
@@ -102,7 +104,7 @@ static __always_inline struct object_counters_t *counters_of(struct object_key_t
 
 static __always_inline void open(u64 sk, u64 owner, u64 now)
 {
-    struct connection_t connection = {.key.cgroup = owner, .sent = now};
+    struct connection_t connection = {.key.cgroup = owner, .sent = now, .read = word_at(sk + OFF_TCP_COPIED_SEQ)};
     if ((u16)word_at(sk + OFF_SK_PROTOCOL) != TCP_PROTOCOL || !peer_of(sk, &connection.key.peer))
         return;
     u32 flags = watched(&connection.key.peer);
@@ -152,10 +154,22 @@ static __always_inline int sending(u64 sk)
     return 0;
 }
 
-static __always_inline int received(u64 sk, s64 bytes)
+// A call has `copied` bytes so far. It tells them anew each time that it waits for more (MSG_WAITALL, SO_RCVLOWAT), and one
+// that looks ahead (MSG_PEEK) has bytes that the next will have too; so what counts is how far the socket was read. The
+// end of the stream takes a number as well, so that counts no more than was copied.
+static __always_inline u32 newly_read(u64 sk, struct connection_t *connection, s64 copied)
 {
-    struct connection_t *connection = bytes > 0 ? connections.lookup(&sk) : 0;
-    if (!connection || !connection->sent)
+    u32 before = connection->read, bytes;
+    connection->read = word_at(sk + OFF_TCP_COPIED_SEQ);
+    bytes = connection->read - before;
+    return bytes < copied ? bytes : copied;
+}
+
+static __always_inline int received(u64 sk, s64 copied)
+{
+    struct connection_t *connection = copied > 0 ? connections.lookup(&sk) : 0;
+    u32 bytes = connection ? newly_read(sk, connection, copied) : 0;
+    if (!bytes || !connection->sent)
         return 0;
     u64 now = bpf_ktime_get_ns(), since = connection->first ? connection->last : connection->sent;
     struct object_key_t key = connection->key;

@@ -31,6 +31,7 @@ _FIELDS = {
     "OFF_SK_DADDR": "sock.__sk_common.skc_daddr",
     "OFF_SK_V6_DADDR": "sock.__sk_common.skc_v6_daddr",
     "OFF_SK_PROTOCOL": "sock.sk_protocol",
+    "OFF_TCP_COPIED_SEQ": "tcp_sock.copied_seq",
 }
 MAX_ENDPOINTS = 32
 """Of one cgroup; what it has more is counted by port, as `*:PORT`. A read costs 15 µs for each (measured)."""

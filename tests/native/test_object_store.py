@@ -14,6 +14,7 @@ import pytest
 
 from bpf.object_store import MAX_ENDPOINTS, ObjectStoreProbe
 from bpf.samples import ProbeState
+from tests.native import trickle
 
 pytestmark = pytest.mark.native
 
@@ -125,6 +126,18 @@ def test_requests_agree_with_server_and_client(probe, store, make_cgroup):
     assert counters.first_byte_ns / counters.requests >= WAIT_S * 0.95e9
     assert counters.last_byte_ns - counters.first_byte_ns >= counters.requests * TRICKLE_S * 0.95e9
     end_client(client)
+
+
+@pytest.mark.parametrize("how", trickle.WAYS)
+def test_bytes_count_once_however_they_are_read(loader, make_cgroup, how):
+    cgroup = make_cgroup()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        probe = ObjectStoreProbe(loader, endpoints=[f"127.0.0.1:{server.getsockname()[1]}"])
+        probe.manage([cgroup.stat().st_ino])
+        trickle.run(server, cgroup, how)
+        _, counters = only_object(probe)
+        probe.close()
+    assert (counters.requests, counters.bytes) == (1, trickle.ANSWER_BYTES)
 
 
 def test_closed_connections_settle(probe, store, make_cgroup):

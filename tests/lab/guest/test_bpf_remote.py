@@ -1,7 +1,9 @@
 """The page-cache and object-store probes on a stock kernel, in the tiers that need functions to be traceable."""
 
 import http.server
+import mmap
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ from bpf.object_store import ObjectStoreProbe
 from bpf.page_cache import PageCacheProbe
 from bpf.samples import ProbeState
 from tests.lab.disks import mounted
-from tests.native import workload
+from tests.native import trickle, workload
 
 pytestmark = pytest.mark.guest
 
@@ -57,6 +59,18 @@ def test_misses_are_what_was_not_in_the_cache(cache_probe, cgroup, ssd, kind, wa
     assert SIZE - warm <= counters.missed_bytes < SIZE - warm + 6 * MIB
 
 
+def test_a_page_counts_once_though_its_fault_is_tried_again(cache_probe, cgroup, ssd):
+    calls = SIZE // mmap.PAGESIZE // 2
+    with mounted(ssd) as folder:
+        path = workload.make_file(folder / "data", SIZE)
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        process = workload.start(cgroup, "apart", path, 2 * mmap.PAGESIZE, calls)
+        cache_probe.manage([cgroup.stat().st_ino])
+        workload.finish(process)
+        counters = cache_probe.read(time.monotonic_ns()).cache[cgroup.stat().st_ino]
+    assert calls * mmap.PAGESIZE <= counters.read_bytes < 1.5 * calls * mmap.PAGESIZE
+
+
 class Store(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -92,3 +106,17 @@ def test_requests_to_a_store(loader, cgroup, tier):
     assert (counters.requests, sum(counters.histogram), counters.open_connections) == (4, 4, 0)
     assert counters.bytes > 400_000
     assert counters.first_byte_ns >= 4 * WAIT_S * 0.95e9
+
+
+@pytest.mark.parametrize("how", trickle.WAYS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_bytes_count_once_however_they_are_read(loader, cgroup, tier, how):
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        probe = ObjectStoreProbe(loader, endpoints=[f"127.0.0.1:{server.getsockname()[1]}"], tiers=[tier])
+        assert probe.status().tier == tier, probe.status().why
+        probe.manage([cgroup.stat().st_ino])
+        trickle.run(server, cgroup, how)
+        (counters,) = probe.read(time.monotonic_ns()).objects.values()
+        probe.close()
+    assert (counters.requests, counters.bytes) == (1, trickle.ANSWER_BYTES)
