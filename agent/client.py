@@ -71,11 +71,7 @@ class AgentClient:
         except urllib.error.HTTPError as error:
             raise AgentUnreachable(_refused(self.url + path, error)) from None
         except (OSError, HTTPException, UnicodeError) as error:
-            cause = getattr(error, "reason", error)
-            reason = getattr(cause, "strerror", None) or cause
-            raise AgentUnreachable(
-                f"No agent answers at {self.url} ({reason}); start it with `prefetchd run`, or give --address."
-            ) from None
+            raise AgentUnreachable(_silent(self.url, getattr(error, "reason", error))) from None
 
     def _headers(self) -> dict[str, str]:
         if not self.auth_file:
@@ -110,6 +106,22 @@ class AgentClient:
                 f"Certificate {pair} cannot be used ({_tls_reason(error)}); check --certificate and --key."
             ) from None
         return context
+
+
+def _silent(url: str, cause: Exception | str) -> str:
+    """Why nothing was heard, and what to do."""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"The certificate at {url} is not trusted ({cause.verify_message.rstrip('.')}); give --ca FILE that signs "
+            "it, and --address as it names it."
+        )
+    told = getattr(cause, "strerror", None) or cause
+    if url.startswith("http://") and isinstance(cause, ConnectionResetError):
+        return f"No agent answers at {url} ({told}); give --address https://… where it speaks TLS."
+    return (
+        f"No agent answers at {url} ({told}); start it with `prefetchd run` and wait until its log says where it "
+        "answers, or give --address."
+    )
 
 
 def _tls_reason(error: OSError) -> str:

@@ -167,7 +167,7 @@ class EnforcementSection(_Section, frozen=True):
     floor_ratio: Ratio = 0.02
     ceiling_ratio: Ratio = 1.0
     raises_per_second: Positive = 2.0
-    small_change_ratio: Ratio = 0.03
+    small_change_ratio: Annotated[float, msgspec.Meta(ge=0, le=0.5)] = 0.03  # at 1 no cut would ever be written
 
 
 class RearrangeSection(_Section, frozen=True):
@@ -187,6 +187,16 @@ class RearrangeSection(_Section, frozen=True):
     defragment: bool = False
     defragment_memory_mib: Annotated[int, msgspec.Meta(ge=24, le=65536)] = 256
     defragment_ratio: Ratio = 0.1
+
+    @property
+    def cgroup_path(self) -> str:
+        """The cgroup of the helper that reads ahead, as paths are written elsewhere."""
+        return "/" + self.cgroup.strip("/")
+
+    @property
+    def defragment_cgroup_path(self) -> str:
+        """The cgroup of the helper that moves files."""
+        return f"{self.cgroup_path}-defragment"
 
 
 class HintSection(_Section, frozen=True):

@@ -244,8 +244,9 @@ def _contention(signals: Signals, node: NodeContext, settings: DiagnosisSettings
         strength = min(_grade(others, settings.others_share, 0.5), crowded)
         if strength >= best:
             best = strength
-            evidence["others_share"], evidence["busy_share"] = others, busy
             evidence["latency_times_normal"] = slower
+            if name in node.used_share:
+                evidence["others_share"], evidence["busy_share"] = others, busy
     return best
 
 

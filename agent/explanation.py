@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from agent.health import BLOCKED_SCORE
 from agent.top.view import lost_ratio, waits_seen
 from agent.units import amount, duration, percent, queue, rate
 
@@ -42,7 +43,22 @@ CAUSES = {
     "self_throttled": "it waits at its own cap",
     "cpu_bound": "its workers lack CPU, not storage",
 }
+ENDS = {
+    "no_gain": "it did not wait much less",
+    "unused": "it used too little of what was read",
+    "harm": "another job waited longer meanwhile",
+    "nothing_to_read": "nothing was found to read",
+    "nothing_to_move": "no file was found that can be moved",
+    "helper_lost": "the helper ended or cannot run, see the log",
+    "loop_idle": "the job stood still",
+    "checked": "to see whether that is still needed",
+    "done": "all is done",
+    "mode": "the mode is not enforce",
+}
+"""Why reading ahead, or moving files, ended: `agent.rearrange_stop`, `agent.rearrange_pay`."""
 WAITS_RATIO = 0.05
+FED_POINTS = 75.0
+"""From this queue part of the score on it is not the queue that the loop waits at."""
 LEVELS = "healthy from 60, tight from 40, danger from 20, critical below; the target is 75"
 
 
@@ -100,9 +116,12 @@ def _score(row: Row) -> Iterator[str]:
     for name, part in row["parts"].items():
         told = "unknown" if part is None else f"{part:3.0f}"
         yield f"{name:9} {told}  {_part(name, row)}".rstrip()
-    if (row["blocked_seconds"] or 0.0) > 0.01:
+    if row["blocked_seconds"]:
         why = "It stands before an empty queue" if row["iterations"] else "It waits for its first batch"
-        yield f"{why}: 30 is the most it can score."
+        bound = f"{BLOCKED_SCORE:.0f} is the most it can score"
+        if row["score"] > BLOCKED_SCORE:
+            bound = f"the longer, the fewer points, down to {BLOCKED_SCORE:.0f}"
+        yield f"{why}: {bound}."
 
 
 def _part(name: str, row: Row) -> str:
@@ -140,7 +159,7 @@ def _cause(row: Row) -> Iterator[str]:
         yield "not known yet"
         return
     if cause == "none" and lost_ratio(row) >= WAITS_RATIO:
-        yield "none of the known causes shows, although it waits: look at what its workers do besides reading"
+        yield f"none of the known causes shows, although it waits: {_where_to_look(row)}"
     elif cause == "none" and not waits_seen(row):
         yield "not known: its waits cannot be seen"
     elif cause == "none":
@@ -158,8 +177,18 @@ def _cause(row: Row) -> Iterator[str]:
         yield "No share of a local device can help, so its controller is frozen."
     starved = {name: count for name, count in row["starvation_by_cause"].items() if count}
     if starved:
-        told = (f"{count} times by {'no known cause' if name == 'none' else name}" for name, count in starved.items())
+        told = (
+            f"{'once' if count == 1 else f'{count} times'} by {'no known cause' if name == 'none' else name}"
+            for name, count in starved.items()
+        )
         yield f"Starved so far: {', '.join(told)}."
+
+
+def _where_to_look(row: Row) -> str:
+    """Who keeps the loop waiting: not the workers, where their batches lie ready."""
+    if (row["parts"].get("queue") or 0.0) >= FED_POINTS:
+        return "batches are ready, so look at the training process itself (unpacking, pinning, its CPU)"
+    return "look at what its workers do besides reading"
 
 
 def _quota(row: Row, state: Row) -> Iterator[str]:
@@ -191,7 +220,7 @@ def _rearranged(one: Row) -> str:
     moved = amount(one["ahead_bytes"], "B")
     if one["state"] != "running":
         state = "does not read ahead for it" if one["state"] == "idle" else "stays from reading ahead for it"
-        why = f" ({one['why']})" if one["why"] else ""
+        why = f" ({ENDS.get(one['why'], one['why'])})" if one["why"] else ""
         return f"the agent {state} now{why}; {moved} so far"
     told = [] if one["hit_ratio"] is None else [f"it uses {percent(one['hit_ratio'])} of that"]
     if one["gain_seconds"] is not None:
@@ -205,7 +234,7 @@ def _mended(one: Row) -> str:
     moved = f"{one['moved_files']} of its fragmented files ({amount(one['moved_bytes'], 'B')}) were made contiguous"
     if one["running"]:
         return f"{moved} so far, {one['left_files']} are left"
-    return f"{moved}; that goes on no more ({one['why']})" if one["why"] else moved
+    return f"{moved}; that goes on no more ({ENDS.get(one['why'], one['why'])})" if one["why"] else moved
 
 
 def _needs(one: Row) -> str:

@@ -2,7 +2,8 @@
 
 The first rule that matches a cgroup decides, training rules before best-effort ones. The outermost matching cgroup is
 the job, and what lies below it belongs to it; but none is best effort that holds a training job, since its cap would
-hold that back. Cgroups that hold the node itself are never taken, whatever the pattern says.
+hold that back. Cgroups that hold the node itself, or the agent's own processes, are never taken, whatever the pattern
+says.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ def select_jobs(cgroups: Iterable[Cgroup], config: Config, pods: PodLookup = no_
     """Every job and best-effort cgroup among `cgroups`, outermost first; names are made unique."""
     training: dict[str, Job] = {}
     best_effort: list[Job] = []
+    own = _own_cgroups(config)
     for cgroup in sorted(cgroups, key=lambda one: (one.path.count("/"), one.path)):
         job = _match(cgroup, config, pods) if training.keys().isdisjoint(ancestors(cgroup.path)) else None
         if job is None:
             continue
-        reason = protected(cgroup.path)
+        reason = "it is the agent's own" if cgroup.path in own else protected(cgroup.path)
         if reason:
             log.debug("%s matches a rule but is left alone: %s", cgroup.path, reason)
         elif job.training:
@@ -63,6 +65,12 @@ def select_jobs(cgroups: Iterable[Cgroup], config: Config, pods: PodLookup = no_
     holding = {above for path in training for above in ancestors(path)}
     beside = _outermost(job for job in best_effort if job.path not in holding)
     return _unique(sorted([*training.values(), *beside], key=lambda job: (job.path.count("/"), job.path)))
+
+
+def _own_cgroups(config: Config) -> frozenset[str]:
+    """Those of the helpers, which limit themselves, and of the guardian, which must never wait."""
+    guardian = "/" + config.enforcement.guardian_cgroup.strip("/")
+    return frozenset({guardian, config.rearrange.cgroup_path, config.rearrange.defragment_cgroup_path})
 
 
 def _outermost(jobs: Iterable[Job]) -> list[Job]:

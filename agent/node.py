@@ -162,8 +162,9 @@ class LocalNode:
         try:
             found = self._sysfs.resolve(device)
         except DeviceRefused as refusal:
-            log.info("device %s is observed under its number: %s", device, refusal)
-            return DeviceInfo(device, device, Medium.SSD)
+            name = self._sysfs.name_of(device)
+            log.info("device %s (%s) is observed only: %s", name, device, refusal)
+            return DeviceInfo(device, name, Medium.SSD)
         return DeviceInfo(device, found.name, Medium(found.medium))
 
     def probes(self) -> tuple[ProbeStatus, ...]:

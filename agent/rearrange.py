@@ -23,6 +23,9 @@ MEMORY_WINDOWS = 3
 """Pages that were read ahead stay in the helper's memory until they are used: a limit below three windows would drop
 them before that, which is worse than not to read ahead at all."""
 
+LEAST_RATE = MIB
+"""Bytes/s: nobody is read ahead for at less, since one piece would take longer than a second."""
+
 FileId = tuple[int, int]
 """(st_dev, st_ino)."""
 

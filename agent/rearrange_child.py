@@ -44,17 +44,26 @@ def live(
     try:
         came_from = enter(settings["folder"])
     except (OSError, StopIteration) as error:
-        agent.send(json.dumps({"problem": f"cannot enter {settings['folder']} ({error})"}).encode())
+        _tell(agent, {"problem": f"cannot enter {settings['folder']} ({error})"})
         return
     try:
         prepare()
         os.chdir("/")
-        agent.send(json.dumps({"ready": os.getpid()}).encode())
+        _tell(agent, {"ready": os.getpid()})
         serve(agent, settings)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the process ends below, and the agent says why
+        sys.excepthook(type(error), error, error.__traceback__)
+        _tell(agent, {"problem": f"the helper failed ({error!r})"})
     finally:
         leave(settings["folder"], settings["root"], came_from)
         sys.stderr.flush()
         os._exit(0)  # threads may wait for the disk; nobody waits for them
+
+
+def _tell(agent: socket.socket, message: Settings) -> None:
+    """Say something to the agent, if it is there."""
+    with suppress(OSError):
+        agent.send(json.dumps(message).encode())
 
 
 def listen(agent: socket.socket, seconds: float, obey: Callable[[Mapping[str, Any]], object]) -> bool:

@@ -27,6 +27,10 @@ MEMORY_FILES = 3
 SPARE_RATIO = 0.05
 """Of the file system, what must stay free beside the second place of the file."""
 
+SECOND_SUFFIX = ".defrag"
+"""e4defrag makes its second file beside the first, under the name of that with this after it."""
+LONGEST_NAME_BYTES = 255
+
 _TOOLS = {"ext4": ("e4defrag",), "xfs": ("xfs_fsr",)}
 
 COMPRESSED, IMMUTABLE, APPEND_ONLY = 0x4, 0x10, 0x20  # FS_…_FL in include/uapi/linux/fs.h
@@ -52,9 +56,9 @@ class Leave(StrEnum):
     UNMAPPED = "unmapped"
     TOO_LARGE = "too_large"
     READ_ONLY = "read_only"
+    LONG_NAME = "long_name"
     FILE_SYSTEM = "file_system"
     NO_TOOL = "no_tool"
-    OTHER_DEVICE = "other_device"
     VANISHED = "vanished"
     NOT_BETTER = "not_better"
     FAILED = "failed"
@@ -65,12 +69,13 @@ LATER = frozenset({Leave.OPEN, Leave.WRITABLE, Leave.RECENT, Leave.NO_SPACE})
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was found out about a file: sizes in bytes, age since its last change in seconds.
+    """What was found out about a file: sizes and the length of its name in bytes, age since its last change in seconds.
 
     `flags` are those of FS_IOC_GETFLAGS, `extended` those of FS_IOC_FSGETXATTR; `odd` why parts of it have no extent
     that can be used. `is_open` and `is_written`: some process has it open, or open for writing.
     """
 
+    name_bytes: int
     size: int
     allocated: int
     links: int
@@ -144,8 +149,14 @@ def _for_good(facts: Facts, largest_bytes: int) -> Leave | None:
         (bool(facts.odd) or bool(facts.flags & JOURNALLED), Leave.UNMAPPED),
         (bool(facts.options & _QUOTAS), Leave.QUOTA),
         (facts.size > largest_bytes, Leave.TOO_LARGE),
+        (facts.name_bytes > _longest_name(facts.file_system), Leave.LONG_NAME),
     )
     return next((why for applies, why in rules if applies), None)
+
+
+def _longest_name(file_system: str) -> int:
+    """Of the names whose second file can have one too; xfs_fsr names its own otherwise."""
+    return LONGEST_NAME_BYTES - (len(SECOND_SUFFIX) if file_system == "ext4" else 0)
 
 
 def _for_now(facts: Facts) -> Leave | None:

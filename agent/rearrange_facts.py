@@ -75,12 +75,14 @@ def open_here(path: str, file: FileId) -> int | Leave:
     return Leave.VANISHED
 
 
-def facts_of(descriptor: int, mount: Mount) -> Facts:
+def facts_of(descriptor: int, here: Here) -> Facts:
     """All that `why_leave` asks. Raises OSError, and where the file system cannot say where the file lies."""
     status = os.fstat(descriptor)
     extents, odd = files.extents_of(descriptor, status.st_size, every=True)
     space = os.fstatvfs(descriptor)
+    mount = here.mount
     return Facts(
+        name_bytes=len(os.fsencode(os.path.basename(here.path))),  # noqa: PTH119 - pathlib would cost a megabyte
         size=status.st_size,
         allocated=status.st_blocks * 512,
         links=status.st_nlink,

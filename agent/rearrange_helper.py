@@ -19,13 +19,13 @@ import resource
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from agent import rearrange_files as files
-from agent.rearrange import FileId, Piece, Skip, job_window_bytes
+from agent.rearrange import LEAST_RATE, FileId, Piece, Skip, job_window_bytes
 from agent.rearrange_child import listen, live
 from agent.rearrange_follow import Follow, Seen
 from agent.rearrange_index import Task, tasks_in
@@ -39,6 +39,8 @@ BURST_SECONDS = 0.05
 GIVE_WAY_SECONDS = 0.1
 """The longest wait of one request for room in the disk's queue: where others keep it full, this still goes on."""
 POLL_SECONDS = 0.002
+PACE_SECONDS = 0.05
+"""A window that waits for its rate is given up this soon after its job is served no more."""
 OPEN_FILES = 4096
 
 
@@ -56,20 +58,26 @@ class Target(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A window to ask for: pieces in physical order, and a path to each of their files."""
+    """A window to ask for: whose it is, pieces in physical order, a path to each of their files, and its disks."""
 
-    target: Target
+    job: int
     pieces: tuple[Piece, ...]
     paths: Mapping[FileId, str]
+    devices: Mapping[FileId, frozenset[str]]
 
 
 class Asker:
-    """Asks for one window after the other, at no more than the target's rate; one window may wait."""
+    """Asks for one window after the other, at no more than the rate of its job; one window may wait.
+
+    `targets` is who is served now: what is under way for anybody else is given up, or others would wait behind it.
+    """
 
     def __init__(self) -> None:
+        self.targets: Mapping[int, Target] = {}
         self._orders: queue.Queue[Order] = queue.Queue(1)
         self._free_at: dict[int, float] = {}
         self.ahead_bytes: Counter[int] = Counter()
+        self.device_bytes: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self.skips: Counter[Skip] = Counter()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -94,8 +102,8 @@ class Asker:
                 if descriptor is not None:
                     descriptors[file] = descriptor
             for piece in order.pieces:
-                if piece.file in descriptors:
-                    self._ask(order.target, piece, descriptors[piece.file])
+                if piece.file in descriptors and not self._ask(order, piece, descriptors[piece.file]):
+                    return
         finally:
             for descriptor in descriptors.values():
                 os.close(descriptor)
@@ -117,19 +125,42 @@ class Asker:
         self.skips[Skip.VANISHED] += 1
         return None
 
-    def _ask(self, target: Target, piece: Piece, descriptor: int) -> None:
+    def _ask(self, order: Order, piece: Piece, descriptor: int) -> bool:
+        """Ask for what is missing of a piece; False where the job is not served any more."""
+        job = order.job
         missing = files.missing_bytes(descriptor, piece.offset, piece.length)
         if not missing:
-            return
-        now = time.monotonic()
-        free_at = max(self._free_at.get(target.job, 0.0), now - BURST_SECONDS)
-        if free_at > now:
-            time.sleep(free_at - now)
-        self._free_at[target.job] = free_at + missing / max(target.bytes_per_second, 1.0)
+            return True
+        target = self._turn(job)
+        if target is None:
+            return False
+        free_at = max(self._free_at.get(job, 0.0), time.monotonic() - BURST_SECONDS)
+        self._free_at[job] = free_at + missing / target.bytes_per_second
         give_way(target)
         with suppress(OSError):
             files.ask_for(descriptor, piece.offset, piece.length)
-            self.ahead_bytes[target.job] += missing
+            self._count(order, piece.file, missing)
+        return True
+
+    def _count(self, order: Order, file: FileId, size: int) -> None:
+        """A file that lies on several disks (md, LVM) counts in equal parts: which holds how much is not looked up."""
+        self.ahead_bytes[order.job] += size
+        for device in order.devices[file]:
+            self.device_bytes[order.job][device] += size // len(order.devices[file])
+
+    def _turn(self, job: int) -> Target | None:
+        """Wait until the job's rate allows more; None once nothing may be read for it."""
+        while (target := self.targets.get(job)) is not None and may_read(target):
+            left = self._free_at.get(job, 0.0) - time.monotonic()
+            if left <= 0.0:
+                return target
+            time.sleep(min(left, PACE_SECONDS))
+        return None
+
+
+def may_read(target: Target) -> bool:
+    """Whether there is a rate to speak of: with the elastic part lent out and others in need there may be none."""
+    return target.bytes_per_second >= LEAST_RATE
 
 
 def give_way(target: Target) -> None:
@@ -150,7 +181,7 @@ class Helper:
         self._resolver = Resolver()
         self._asker = Asker()
         self._pipes = files.PipeReader()
-        self._targets: dict[int, Target] = {}
+        self._targets: Mapping[int, Target] = {}
         self._follows: dict[int, Follow] = {}
         self._renewed = 0.0
         self._told = 0.0
@@ -161,7 +192,7 @@ class Helper:
         while listen(self._agent, max(LOOK_SECONDS, self._took) if self._targets else 1.0, self._obey):
             now = time.monotonic()
             if now - self._renewed > LEASE_SECONDS:
-                self._targets.clear()
+                self._take({})
             for target in self._targets.values():
                 self._serve(target, now)
             if self._targets and now - self._told >= TELL_SECONDS:
@@ -174,9 +205,13 @@ class Helper:
             Target(one["job"], one["folder"], frozenset(one["devices"]), one["bytes_per_second"], one["in_flight"])
             for one in message["targets"]
         )
-        self._targets = {target.job: target for target in found}
+        self._take({target.job: target for target in found})
         self._follows = {job: follow for job, follow in self._follows.items() if job in self._targets}
         self._renewed = time.monotonic()
+
+    def _take(self, targets: Mapping[int, Target]) -> None:
+        """Serve these jobs from now on."""
+        self._targets = self._asker.targets = targets
 
     def _serve(self, target: Target, now: float) -> None:
         """Look at one job and, where it has room, ask for its next window."""
@@ -189,14 +224,14 @@ class Helper:
         places.devices = target.devices
         room = job_window_bytes(len(seen), self._budget_bytes, len(self._targets))
         wanted = follow.look(now, seen, tasks, places, room)
-        if not wanted or not self._asker.is_free:
+        if not wanted or not self._asker.is_free or not may_read(target):
             return
         window = follow.window(now, wanted, room)
         if window.pieces:
             paths = {place.file: place.path for _, _, place in wanted}
             needed = {piece.file for piece in window.pieces}
-            order = Order(target, window.pieces, {file: path for file, path in paths.items() if file in needed})
-            self._asker.put(order)
+            devices = {file: self._resolver.devices_of(file[0]) & target.devices for file in needed}
+            self._asker.put(Order(target.job, window.pieces, {file: paths[file] for file in needed}, devices))
 
     def _look(self, target: Target) -> tuple[list[Seen], dict[int, list[Task]], bool]:
         """The job's processes that have files or index pipes, and what the pipes hold."""
@@ -221,9 +256,10 @@ class Helper:
         for follow in self._follows.values():
             skips.update(follow.skips)
         jobs = {
-            job: [self._asker.ahead_bytes[job], follow.used_bytes, follow.unused_bytes, follow.outstanding_bytes]
+            job: [self._asker.ahead_bytes[job], follow.used_bytes, follow.unused_bytes, follow.outstanding_bytes,
+                  dict(self._asker.device_bytes[job])]
             for job, follow in self._follows.items()
-        }
+        }  # fmt: skip
         with suppress(OSError):
             self._agent.send(json.dumps({"jobs": jobs, "skips": skips}).encode(), socket.MSG_DONTWAIT)
 

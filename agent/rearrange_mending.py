@@ -114,12 +114,11 @@ class Mending:
     def _serve(self, now: float, running: Mapping[Slot, Place]) -> None:
         if running:
             self._used_at = now
-        elif not self._mover.pid:
+        elif not self._mover.pid or now - self._used_at > LINGER_SECONDS:
+            if self._mover.pid or self._mover.is_lost:
+                self._mover.close()
             return
-        elif now - self._used_at > LINGER_SECONDS:
-            self._mover.close()
-            return
-        fresh = not self._mover.pid and self._mover.start()
+        fresh = not self._mover.pid and not self._mover.is_lost and self._mover.start()
         if fresh:
             self._last_skips = {}
         if self._mover.serve(self._targets(running), now) or fresh:

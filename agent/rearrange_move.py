@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from agent import rearrange_files as files
 from agent.rearrange import FileId, Range, pieces_of
-from agent.rearrange_defragment import Facts, Leave, is_fragmented, pieces, tool_of, why_leave
+from agent.rearrange_defragment import SECOND_SUFFIX, Facts, Leave, is_fragmented, pieces, tool_of, why_leave
 from agent.rearrange_facts import facts_of, mounts_of, open_here, path_here
 from cgroup.mountinfo import Mount
 
@@ -94,7 +94,7 @@ class Move:
         if isinstance(descriptor, Leave):
             return descriptor
         try:
-            facts = facts_of(descriptor, here.mount)
+            facts = facts_of(descriptor, here)
             return then(here.path, facts, descriptor) if is_fragmented(facts.extents) else 0
         except OSError:
             return Leave.UNMAPPED
@@ -152,7 +152,7 @@ class Move:
 
     def _tool(self, tool: str, folder: int, name: str) -> int:
         """Run it in the file's folder, whatever becomes of the path meanwhile; returns its exit status."""
-        null, mover, second = subprocess.DEVNULL, os.getpid(), f"{name}.defrag"
+        null, mover, second = subprocess.DEVNULL, os.getpid(), f"{name}{SECOND_SUFFIX}"
         theirs, began = _is_there(folder, second), time.time() - CLOCK_SECONDS
         process = subprocess.Popen(
             [tool, "-v", f"./{name}"], cwd=f"/proc/self/fd/{folder}", stdin=null, stdout=null, stderr=null, umask=0o077,

@@ -149,9 +149,8 @@ class Mover:
             now = time.monotonic()
             if now - self._renewed > LEASE_SECONDS:
                 self._targets = {}
-            if not self._targets:
-                self._move.stop()
-            elif now - self._looked >= LOOK_SECONDS:
+            self._end_unserved()
+            if self._targets and now - self._looked >= LOOK_SECONDS:
                 self._looked = now
                 self._look()
             if now - self._told >= TELL_SECONDS:
@@ -162,6 +161,12 @@ class Mover:
         self._move.close()
         self._uncap(devices)
         self._move.wait(END_SECONDS)
+
+    def _end_unserved(self) -> None:
+        """End the move of a file whose job is served no more: it has ended, or others waited for it."""
+        moving = self._book.moving  # the other thread ends it at any moment
+        if moving is not None and self._book.known[moving].job not in self._targets:
+            self._move.stop()
 
     def _uncap(self, devices: Iterable[str]) -> None:
         """What waits behind the cap goes through at once: until then the tool cannot end."""

@@ -83,13 +83,12 @@ class Resolver:
                 self._pending.discard(key)
 
     def _resolve(self, key: str | FileId, path: str, file: FileId | None) -> None:
-        found: Place | Skip
         try:
             found = _place(path, file)
         except OSError:
-            if file is not None:  # closed meanwhile, which says nothing of the file
-                return
             found = Skip.VANISHED
+        if file is not None and found is Skip.VANISHED:  # its descriptor was closed, which says nothing of the file
+            return
         if len(self._known) >= MOST_PLACES:
             self._known.clear()
         self._known[key] = (time.monotonic(), found)
@@ -156,7 +155,7 @@ class JobPlaces:
             return None
         for why in found.skips:
             self._follow.skip(found.file, why)
-        return found
+        return found if file is None else found._replace(path=path)  # whoever had it open first may have closed it
 
     def listing(self, root: str, *, below: bool) -> Sequence[str] | None:
         """See `Places`."""

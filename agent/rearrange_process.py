@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -15,9 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from agent.rearrange import memory_budget_bytes
+from agent.rearrange import LEAST_RATE, memory_budget_bytes
 from agent.rearrange_defragment import Mend
 from agent.rearrange_files import processes_of
 from cgroup.child import Child
@@ -47,14 +49,18 @@ class Target:
     in_flight: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What the helper said last of one job: bytes since it started; `outstanding` is what is not used yet."""
+class Told(NamedTuple):
+    """What the helper said last of one job: bytes since it started; `outstanding` is what is not used yet.
+
+    `used` and `unused` begin at zero as well with each time that the job is served. `ahead_of` is what of `ahead` came
+    from each disk (maj:min).
+    """
 
     ahead: int = 0
     used: int = 0
     unused: int = 0
     outstanding: int = 0
+    ahead_of: Mapping[str, int] = MappingProxyType({})
 
 
 T = TypeVar("T")
@@ -70,6 +76,10 @@ class Served(Protocol[T]):
     @property
     def pid(self) -> int:
         """0 where none runs."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether one was started and has ended by itself; until `serve` or `close` has taken that in."""
 
     def start(self) -> bool:
         """False, with `problem`, where it cannot run."""
@@ -108,7 +118,7 @@ class HelperBase(ABC, Generic[T]):
         """What it is told beside its cgroup."""
 
     @abstractmethod
-    def count(self, told: list[int]) -> T:
+    def count(self, told: list[Any]) -> T:
         """What it said of one job."""
 
     @abstractmethod
@@ -124,6 +134,11 @@ class HelperBase(ABC, Generic[T]):
     def pid(self) -> int:
         """Its process id, 0 where none runs."""
         return self._child.pid if self._child is not None and self._child.exit_code is None else 0
+
+    @property
+    def is_lost(self) -> bool:
+        """See `Served`."""
+        return self._child is not None and self._child.exit_code is not None
 
     def start(self) -> bool:
         """Make the cgroup with its limit and start the helper in it; False, with `problem`, where that cannot be."""
@@ -173,8 +188,11 @@ class HelperBase(ABC, Generic[T]):
 
     def serve(self, targets: Iterable[Target], now: float) -> bool:
         """Name the jobs to read ahead for, again and again; False once the helper is gone."""
+        is_lost = self.is_lost  # before its last words are heard
         self.listen()
-        if not self.pid or self._child is None:
+        if is_lost:
+            self._lose()
+        if self._child is None:
             return False
         chosen = tuple(targets)
         self._cap(chosen)
@@ -184,6 +202,13 @@ class HelperBase(ABC, Generic[T]):
                 self._child.socket.send(message.encode())
                 self._sent, self._sent_at = message, now
         return True
+
+    def _lose(self) -> None:
+        """Say why it has ended, where it has not done so itself."""
+        if self._child is not None and not self.problem:
+            self.problem = f"the helper ended with {_ending(self._child.exit_code)}"
+            log.warning("%s: %s", self.cannot, self.problem)
+        self._drop()
 
     def _target(self, one: Target) -> dict[str, Any]:
         return {
@@ -215,8 +240,8 @@ class HelperBase(ABC, Generic[T]):
         while self._child is not None:
             try:
                 data = self._child.socket.recv(1 << 20)
-            except BlockingIOError:
-                return
+            except ConnectionResetError:  # told once, where it ended before it had read all; its own words come after
+                continue
             except OSError:
                 return
             if not data:
@@ -265,7 +290,7 @@ class HelperProcess(HelperBase[Told]):
         """What of its memory may be in flight."""
         return {"budget_bytes": memory_budget_bytes(self.memory_bytes)}
 
-    def count(self, told: list[int]) -> Told:
+    def count(self, told: list[Any]) -> Told:
         """See `Told`."""
         return Told(*told)
 
@@ -284,7 +309,7 @@ class MoverProcess(HelperBase[Mend]):
         """Its memory, which bounds the size of a file."""
         return {"memory_bytes": self.memory_bytes}
 
-    def count(self, told: list[int]) -> Mend:
+    def count(self, told: list[Any]) -> Mend:
         """See `Mend`."""
         files, size, left_files, left_bytes, is_moving = told
         return Mend(files, size, left_files, left_bytes, bool(is_moving))
@@ -295,5 +320,12 @@ class MoverProcess(HelperBase[Mend]):
         return f"{device} rbps={_whole(rate)} wbps={_whole(rate)}{few}"
 
 
+def _ending(code: int | None) -> str:
+    """An exit code in words."""
+    if code == -signal.SIGKILL:
+        return "SIGKILL; see the kernel's log for whether it lacked memory (memory limits stand in [rearrange])"
+    return f"exit code {code}; its last words stand in this log"
+
+
 def _whole(rate: float) -> int:
-    return max(1 << 20, round(rate))
+    return max(LEAST_RATE, round(rate))

@@ -10,8 +10,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import add
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agent.policies.base import used_share
 from agent.rearrange import IN_FLIGHT_BESIDE, helper_share
@@ -30,6 +31,7 @@ from agent.types import (
 )
 from bpf.samples import CacheCounters
 from cgroup.diskstats import DiskCounters, parse_diskstats
+from cgroup.results import WriteResult
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ WATCH_SECONDS = 1.0
 """A disk is judged over at least this long."""
 LINGER_SECONDS = 60.0
 """The helper stays this long after its last job: it knows where files lie."""
+RETRY_SECONDS = 5.0
+"""A disk's read-ahead that could not be put back is tried again after this."""
 
 
 class ReadAhead(Protocol):
@@ -47,7 +51,7 @@ class ReadAhead(Protocol):
     def set_read_ahead(self, device: str, kilobytes: int, why: str) -> object:
         """Set it in KiB."""
 
-    def release_read_ahead(self, device: str, why: str) -> object:
+    def release_read_ahead(self, device: str, why: str) -> Iterable[WriteResult]:
         """Put it back."""
 
 
@@ -62,14 +66,23 @@ class Pass:
     cache: Mapping[JobId, CacheCounters]
 
 
+class _Counts(NamedTuple):
+    """Bytes that the helper told for a job, and what of `ahead` came from one disk."""
+
+    ahead: int = 0
+    used: int = 0
+    unused: int = 0
+    here: int = 0
+
+
 @dataclass(slots=True)
 class _Slot:
-    """One job on one disk: its judge, the share it used when reading ahead began, bytes of helpers before this one."""
+    """One job on one disk: its judge, the share it used when reading ahead began, what was counted before `last`."""
 
     judge: Judge
     own_share: float = 0.0
-    earlier: int = 0
-    last: Told = field(default_factory=Told)
+    earlier: _Counts = field(default_factory=_Counts)
+    last: _Counts = field(default_factory=_Counts)
     would: bool = False
 
 
@@ -131,6 +144,7 @@ class Rearranger:
         self._watch = DiskWatch(diskstats)
         self._slots: dict[Slot, _Slot] = {}
         self._raised: set[str] = set()
+        self._release_at: dict[str, float] = {}
         self._stops: Counter[str] = Counter()
         self._skips: Counter[str] = Counter()
         self._last_skips: Mapping[str, int] = {}
@@ -156,7 +170,7 @@ class Rearranger:
             self._follow(now, slot, one, here, disks)
         running = {slot: one for slot, one in self._slots.items() if one.judge.state is State.RUNNING}
         self._serve(now, running, here)
-        self._hold_read_ahead({device for _, device in running})
+        self._hold_read_ahead(now, {device for _, device in running})
         return self._report()
 
     def close(self, why: str) -> None:
@@ -186,7 +200,7 @@ class Rearranger:
             if would and not one.would:
                 log.info("would read ahead for %s on %s", _names(slot, here), _device(slot, here))
             one.would = would
-        self._hold_read_ahead(set())
+        self._hold_read_ahead(now, set())
         if self._helper.pid:
             self._helper.close()
         return self._report()
@@ -206,12 +220,16 @@ class Rearranger:
             log.info("reading ahead for %s on %s: %s", _names(slot, here), _device(slot, here), one.judge.why)
 
     def _told(self, slot: Slot, one: _Slot) -> Told:
-        """What the helper said of the job; it starts at zero with each helper, and here it goes on."""
+        """What the helper said of the job; counts that began at zero again go on here."""
         told = self._helper.told.get(slot[0], Told())
-        if told.ahead < one.last.ahead:
-            one.earlier += one.last.ahead
-        one.last = told
-        return Told(one.earlier + told.ahead, told.used, told.unused, told.outstanding)
+        now = _Counts(told.ahead, told.used, told.unused, told.ahead_of.get(slot[1], 0))
+        one.earlier = _Counts(*(
+            before + last if fresh < last else before
+            for before, last, fresh in zip(one.earlier, one.last, now, strict=True)
+        ))  # fmt: skip
+        one.last = now
+        ahead, used, unused, _ = map(add, one.earlier, now)
+        return Told(ahead, used, unused, told.outstanding)
 
     def _stopped(self, slot: Slot, stop: Stop, here: Pass) -> None:
         self._stops[stop] += 1
@@ -221,10 +239,10 @@ class Rearranger:
         if running:
             self._used_at = now
         elif not self._helper.pid or now - self._used_at > LINGER_SECONDS:
-            if self._helper.pid:
+            if self._helper.pid or self._helper.is_lost:
                 self._helper.close()
             return
-        fresh = not self._helper.pid and self._helper.start()
+        fresh = not self._helper.pid and not self._helper.is_lost and self._helper.start()
         if self._helper.serve(_targets(running, here), now) or fresh:
             self._count_skips()
             return
@@ -237,23 +255,32 @@ class Rearranger:
             self._skips[reason] += max(0, count - self._last_skips.get(reason, 0))
         self._last_skips = dict(self._helper.skips)
 
-    def _hold_read_ahead(self, devices: set[str]) -> None:
+    def _hold_read_ahead(self, now: float, devices: set[str]) -> None:
         """A larger read_ahead_kb while readers on the disk are read ahead for, where the configuration allows it."""
         if self._read_ahead is None or not self._read_ahead_kilobytes:
             return
         for device in devices - self._raised:
             if _read_ahead_of(device) < self._read_ahead_kilobytes:
                 self._read_ahead.set_read_ahead(device, self._read_ahead_kilobytes, "jobs starve on this disk")
+        self._raised |= devices
         for device in self._raised - devices:
-            self._read_ahead.release_read_ahead(device, "no job starves on this disk")
-        self._raised = devices
+            if self._release_at.get(device, now) <= now:
+                self._release_read_ahead(now, device, self._read_ahead)
+
+    def _release_read_ahead(self, now: float, device: str, held: ReadAhead) -> None:
+        results = held.release_read_ahead(device, "no job starves on this disk")
+        if any(one.result == "error" for one in results):
+            self._release_at[device] = now + RETRY_SECONDS
+        else:
+            self._raised.discard(device)
+            self._release_at.pop(device, None)
 
     def _report(self) -> RearrangeReport:
         slots = {
             slot: Rearranged(
                 state="would" if one.would else str(one.judge.state),
                 why=one.judge.why if self._reads_ahead else "switched off",
-                ahead_bytes=one.earlier + one.last.ahead,
+                ahead_bytes=one.earlier.here + one.last.here,
                 hit_ratio=one.judge.hit_ratio,
                 gain_seconds=one.judge.gain_seconds,
             )

@@ -23,6 +23,7 @@ from prometheus_client.exposition import choose_encoder
 
 from agent.config import ConfigError, MetricsSection, split_address
 from agent.errors import reason
+from agent.renewed import Renewed
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ class Endpoint:
         self._registry = registry
         self._state = state
         self._health = health
-        self._users = _read_users(section.basic_auth_file)
+        users = section.basic_auth_file
+        self._users = Renewed("users", [users] if users else [], lambda: _read_users(users))
         self._server = _bound(section, _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)
 
@@ -71,14 +73,15 @@ class Endpoint:
 
     def allowed(self, authorization: str | None) -> bool:
         """Say whether this Authorization header names a user of the password file (true where there is none)."""
-        if not self._users:
+        users = self._users.value()
+        if not users:
             return True
         scheme, _, token = (authorization or "").partition(" ")
         try:
             user, _, password = base64.b64decode(token, validate=True).decode().partition(":")
         except ValueError:  # no base64, or no UTF-8 in it
             return False
-        expected = self._users.get(user, "")
+        expected = users.get(user, "")
         matches = hmac.compare_digest(expected.encode(), password.encode())
         return scheme.lower() == "basic" and bool(expected) and matches
 
@@ -104,7 +107,8 @@ def refuse_unusable(section: MetricsSection) -> None:
 
 
 def _bound(section: MetricsSection, handler: type[BaseHTTPRequestHandler]) -> _Server:
-    tls = _Tls(section) if section.certificate else None
+    files = [path for path in (section.certificate, section.key, section.client_ca) if path]
+    tls = Renewed("TLS files", files, lambda: _tls_context(section)) if section.certificate else None
     try:
         return _Server(split_address(section.listen), handler, tls)
     except (OSError, OverflowError, UnicodeError) as error:
@@ -121,40 +125,6 @@ def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
         return choose_encoder("")
 
 
-class _Tls:
-    """The TLS context of the files as they are: renewed certificates are taken up without a restart."""
-
-    def __init__(self, section: MetricsSection) -> None:
-        """Raises ConfigError where the files cannot be used."""
-        self._section = section
-        self._seen = self._state()
-        self._context = _tls_context(section)
-
-    def context(self) -> ssl.SSLContext:
-        """What the next client is served with; the one before while new files cannot be used (or are not all there)."""
-        state = self._state()
-        if state != self._seen:
-            self._seen = state
-            try:
-                self._context = _tls_context(self._section)
-            except ConfigError as error:
-                log.warning("going on with the certificate as it was: %s", error)
-            else:
-                log.info("the TLS files have changed and are taken up")
-        return self._context
-
-    def _state(self) -> list[tuple[int, int, int] | None]:
-        found: list[tuple[int, int, int] | None] = []
-        for path in filter(None, (self._section.certificate, self._section.key, self._section.client_ca)):
-            try:
-                status = Path(path).stat()
-            except OSError:
-                found.append(None)
-            else:
-                found.append((status.st_ino, status.st_mtime_ns, status.st_size))
-        return found
-
-
 class _Server(ThreadingHTTPServer):
     """One thread per connection. Those whose request is not there yet are `waiting`, by client address."""
 
@@ -162,7 +132,9 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], tls: _Tls | None) -> None:
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], tls: Renewed[ssl.SSLContext] | None
+    ) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         self._tls = tls
@@ -211,7 +183,7 @@ class _Server(ThreadingHTTPServer):
         try:
             request.settimeout(CLIENT_TIMEOUT_SECONDS)
             if self._tls:
-                request = self._encrypted(self._tls.context(), request, client_address)
+                request = self._encrypted(self._tls.value(), request, client_address)
             super().process_request_thread(request, client_address)
         except OSError:
             self.shutdown_request(request)

@@ -1,23 +1,21 @@
 """The profiler's hooks: probes on each copy of PyTorch's library that a process of a managed cgroup has loaded.
 
 What a path leads to is the job's to choose, at any time: a pipe would hold up who opens it, a device may act on being
-opened (a watchdog restarts the machine). So a place is looked at before it is opened, and what was opened is what is
-read and probed. Probes keep the file system that a copy is on, be it that of a container that is gone: they go soon
-after the last process that has it.
+opened (a watchdog restarts the machine), a FUSE mount need not answer. So a place is looked at before it is opened, in
+a thread that nobody waits for long, and what was opened is what is read and probed. Probes keep the file system that a
+copy is on, be it that of a container that is gone: they go soon after the last process that has it.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from bpf.elf import ElfError, find_symbols
+from bpf.library_file import LibraryFile
 from bpf.loader import ProbeError, Program
-from bpf.regular_file import open_regular
 
 LIBRARY = "libtorch_cpu.so"
 HOOKS = {
@@ -34,16 +32,19 @@ MAX_LIBRARIES = 16
 UNUSED_NS = 60_000_000_000
 """A job that starts over within this time finds its hooks in place."""
 
-_LARGEST_BYTES = 1 << 32
 _MOST_THREADS = 64
 
 
 @dataclass(slots=True)
 class _Copy:
-    """One copy of the library: what is attached to it, its open file (-1: none), who has it, since when nobody."""
+    """One copy of the library: its file, what is attached to it, who has it, since when nobody.
 
+    `is_settled`: the probes are on it, or it is known why not.
+    """
+
+    file: LibraryFile
+    is_settled: bool = False
     targets: list[str] = field(default_factory=list)
-    file: int = -1
     users: set[int] = field(default_factory=set)
     unused_since_ns: int | None = None
 
@@ -58,13 +59,14 @@ class Libraries:
         self._copies: dict[tuple[str, int], _Copy] = {}
 
     def __len__(self) -> int:
-        return len(self._copies)
+        return sum(copy.is_settled for copy in self._copies.values())
 
     def look_into(self, process: int) -> bool:
         """Attach to the library that a process has loaded; False where it has none (yet), OSError where it ended.
 
         One that waits for storage is left for later: it may hold the lock of its memory meanwhile (mmap on NFS asks the
-        server under it), and who reads its maps would wait as long, with a server that hangs for ever.
+        server under it), and who reads its maps would wait as long, with a server that hangs for ever. A library whose
+        storage does not answer at once is left for later as well.
         """
         folder = self._proc_root / str(process)
         if any(_waits(thread) for thread in islice((folder / "task").glob("[0-9]*/stat"), _MOST_THREADS)):
@@ -77,10 +79,13 @@ class Libraries:
             if key not in self._copies:
                 if len(self._copies) >= MAX_LIBRARIES:
                     self._release(next(iter(self._copies)))
-                self._copies[key] = self._attach(Path(f"{folder}/root{path}"))
-            self._copies[key].users.add(process)
-            self._copies[key].unused_since_ns = None
-            return True
+                self._copies[key] = _Copy(LibraryFile(Path(f"{folder}/root{path}"), HOOKS))
+            copy = self._copies[key]
+            copy.users.add(process)
+            copy.unused_since_ns = None
+            if not copy.is_settled and not copy.file.is_pending:
+                self._attach(copy)
+            return copy.is_settled
         return False
 
     def ended(self, process: int) -> None:
@@ -99,30 +104,25 @@ class Libraries:
             elif now_ns - copy.unused_since_ns >= UNUSED_NS:
                 self._release(key)
 
-    def _attach(self, path: Path) -> _Copy:
+    def _attach(self, copy: _Copy) -> None:
         """Attach to one copy of the library; without success the pipes still tell."""
-        copy, before = _Copy(), self._program.attached
+        before, copy.is_settled = self._program.attached, True
         try:
-            copy.file = open_regular(path)
-            if os.fstat(copy.file).st_size > _LARGEST_BYTES:
-                raise OSError(errno.EFBIG, "many gigabytes are no library", str(path))  # noqa: TRY301 - as the others
-            held, file = Path(f"/proc/self/fd/{copy.file}"), copy.file
-            symbols = find_symbols(lambda at, size: os.pread(file, size, at), HOOKS)
+            if copy.file.error:
+                raise ProbeError(copy.file.error)  # noqa: TRY301 - as the others
+            held = Path(f"/proc/self/fd/{copy.file.descriptor}")
             for prefix, function in HOOKS.items():
-                self._program.attach_uprobe(held, symbols.get(prefix, prefix), function)
-        except (ProbeError, ElfError, OSError) as error:
+                self._program.attach_uprobe(held, copy.file.symbols.get(prefix, prefix), function)
+        except ProbeError as error:
             self.refusal = str(error)
             self._detach(copy, before)
-            return copy
+            return
         copy.targets = [target for target in self._program.attached if target not in before]
-        return copy
 
     def _detach(self, copy: _Copy, before: tuple[str, ...]) -> None:
         for target in reversed([target for target in self._program.attached if target not in before]):
             self._program.detach(target)
-        if copy.file >= 0:
-            os.close(copy.file)
-        copy.file = -1
+        copy.file.close()
 
     def _release(self, key: tuple[str, int]) -> None:
         """The file is closed last: BCC finds what it attached by the file's symbols."""

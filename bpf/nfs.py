@@ -12,7 +12,7 @@ from bpf.decode import OPS, decode_nfs
 from bpf.loader import HISTOGRAM_HEADER
 from bpf.mount_probe import MountProbe, parse_mounts
 from bpf.owners import OWNER_HEADER
-from bpf.samples import NfsKey, Sample
+from bpf.samples import NOT_LOADED, NfsKey, Sample
 
 SOURCE = Path(__file__).with_name("nfs.c")
 
@@ -38,7 +38,7 @@ class NfsProbe(MountProbe):
     def _missing(self) -> str:
         missing = [name for name in _ATTACH if not self._loader.tracepoint_exists(name)]
         modules = sorted({name.partition(":")[0] for name in missing})
-        return f"tracepoints of {' and '.join(modules)} are missing: the module is not loaded" if modules else ""
+        return f"tracepoints of {' and '.join(modules)} are missing: {NOT_LOADED}" if modules else ""
 
     def _attach(self) -> None:
         program = self._load(SOURCE, {}, [HISTOGRAM_HEADER, OWNER_HEADER])

@@ -25,6 +25,10 @@ class ProbeState(StrEnum):
     UNAVAILABLE = "unavailable"
 
 
+NOT_LOADED = "the module is not loaded"
+"""In `why` of a probe that attaches by itself once the kernel has the module: nothing is wrong with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeStatus:
     """The state of one probe, with the reason wherever it is not plainly attached.

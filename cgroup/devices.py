@@ -72,6 +72,13 @@ class Devices:
         _refuse_kind(folder.name)
         return self._describe(folder, medium)
 
+    def name_of(self, number: str) -> str:
+        """Return what the kernel calls a device, refused or not; its number where it is gone."""
+        try:
+            return self._folder(number).name
+        except DeviceRefused:
+            return number
+
     def all(self) -> tuple[BlockDevice, ...]:
         """Return every whole device that could be enforced on, by number."""
         found = {}

@@ -81,7 +81,7 @@ class Enforcer:
 
     @property
     def conflicts(self) -> Mapping[Line, Conflict]:
-        """Lines that somebody else changed; they are left alone until `retake`."""
+        """Lines that somebody else changed; they are left alone for as long as their cgroup and the agent live."""
         return self._conflicts
 
     @property
@@ -100,13 +100,6 @@ class Enforcer:
         released = self.release_all(f"mode is now {mode}") if mode != self._mode else ()
         self._mode = mode
         return released
-
-    def retake(self, target: Target) -> bool:
-        """Manage a target again after a conflict, taking what stands there now as what was there before us."""
-        lines = [line for line in self._conflicts if (line.cgroup_id, line.device) == (target.cgroup_id, target.device)]
-        for line in lines:
-            del self._conflicts[line]
-        return bool(lines)
 
     def reconcile(self, desired: Mapping[Target, tuple[Setting, str]], now: float) -> tuple[WriteResult, ...]:
         """Bring the lines to what is desired, each with its reason; lines that are no longer named go back.

@@ -48,7 +48,7 @@ def find_place(target: str, *, raw: bool) -> Place:
     try:
         if raw:
             return Place(devices.resolve(target), None)
-        if path.exists() and not stat.S_ISBLK(path.stat().st_mode):
+        if _is_file_or_folder(path):
             folder = path if path.is_dir() else path.parent
             return Place(Mounts(devices).resolve(str(folder.resolve())), folder)
         device = devices.resolve(target)
@@ -58,8 +58,12 @@ def find_place(target: str, *, raw: bool) -> Place:
             raise UsageError(
                 f"Path {target!r} does not exist; name a device, or a folder or file that exists."
             ) from None
-        hint = "; name a folder on a local disk" if path.is_dir() else ""
+        hint = "; name a folder on a local disk" if _is_file_or_folder(path) else ""
         raise CannotEnforceError(f"{str(error).rstrip('.')}{hint}.") from None
+
+
+def _is_file_or_folder(path: Path) -> bool:
+    return path.exists() and not stat.S_ISBLK(path.stat().st_mode)
 
 
 def _folder_on(device: BlockDevice, devices: Devices) -> Path:

@@ -6,9 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agent.checks.finding import Finding, Result, note, ok, warning
+from bpf.samples import NOT_LOADED
 
 TRY_PROBES = "sudo prefetchd doctor --attach --all tries the probes of one that would be started"
 """Without a running agent nothing is known of its probes."""
+SILENT_FIX = (
+    "Wait where it has just begun (it compiles its probes first); else give the --address or --config that it was "
+    "started with; its log says where it answers."
+)
 TABLES = ("nfs", "fuse", "page_cache", "object_store")
 """Probes that lose calls for want of room alone."""
 HARMLESS = "a burst that is over does no harm; where the number grows"
@@ -22,12 +27,17 @@ REFUSALS = {
 """Why a hint that came does not count, and what to do."""
 
 
-def check(state: Mapping[str, Any] | None, *, runs: bool = False, kprobes: bool = True) -> Iterator[Finding]:
-    """Judge what `/state` says, None where no agent answers; `runs`: one holds this node's lock all the same."""
+def check(
+    state: Mapping[str, Any] | None, *, runs: bool = False, kprobes: bool = True, silence: str = ""
+) -> Iterator[Finding]:
+    """Judge what `/state` says, None where no agent answers; `runs`: one holds this node's lock all the same.
+
+    `silence` is why none answers.
+    """
     if state is None:
-        fix = "Give the --address or --config that it was started with; its log says where it answers."
         if runs:
-            yield warning("agent.answers", "an agent runs on this node, but does not answer at this address", fix)
+            yield Finding("agent.answers", Result.WARNING, "an agent runs on this node, but does not answer at this "
+                          "address", SILENT_FIX, detail=silence)  # fmt: skip
         else:
             yield note("agent.answers", "no agent answers; start one with `prefetchd run`", TRY_PROBES)
         return
@@ -55,7 +65,7 @@ def probe_finding(probe: Mapping[str, Any], *, kprobes: bool) -> Finding:
     lost = f", {probe['lost']} {_lost(probe)}" if probe.get("lost") else ""
     if probe.get("state") == "attached":
         return _refused(probe) or ok(name, f"attached{how}{lost}")
-    if "module is not loaded" in str(probe.get("why")):
+    if NOT_LOADED in str(probe.get("why")):
         evidence = f"{probe.get('state')}: {probe['why']}; it attaches by itself when that changes"
         return Finding(name, Result.NOTE, evidence, because="remote.nfs" if probe.get("name") == "nfs" else "")
     because = "kernel.kprobes" if probe.get("tier") == "tracepoint" and not kprobes else ""

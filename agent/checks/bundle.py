@@ -48,10 +48,14 @@ MAX_JOBS = 200
 LOG_LINES = 1000
 OPTIONS = re.compile(r"CONFIG_(BPF|DEBUG_INFO_BTF|KPROBE|FTRACE|CGROUP|BLK_|IOSCHED|PSI|NFS|SUNRPC|FUSE|IKHEADERS)")
 
+_NAMES = r"pass(?!es\b)(?:word|wd|phrase)?|secret|token|credential|(?:api|access|private)[-_]?key"
 _NAMED = re.compile(
-    r"(?i)([\w.-]*(?:pass(?:word|wd|phrase)?|secret|token|credential|(?:api|access|private)[-_]?key|\buser(?:name)?(?==))"
-    r"[\w.-]*[\"']?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;\"']+)"
+    rf"(?i)([\w.-]*(?:{_NAMES}|\buser(?:name)?(?==))[\w.-]*[\"']?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;\"']+)"
 )
+_NAMED_NUMBER = re.compile(
+    rf"(?i)(\"[\w.-]*(?:{_NAMES})[\w.-]*\"\s*:\s*)(?:-?\d[\d.e+-]*|true|false|null)(?=\s*[,}}\]])"
+)
+"""In JSON, where a bare `***` is no value."""
 _USER_INFO = re.compile(r"(\w+://|//)[^\s/@,]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w+/=.~-]{8,}")
 README = """\
@@ -67,13 +71,19 @@ Left out: environment, command lines, keys, passwords, data.
 
 
 def mask(text: str) -> str:
-    """The text with what looks like a credential replaced by `***`.
+    """The text with what looks like a credential replaced by `***`; what was JSON is JSON still.
 
     >>> mask("rw,username=me,password=hunter2,vers=3 https://me:pw@host/x")
     'rw,username=***,password=***,vers=3 https://***@host/x'
     """
-    text = _NAMED.sub(lambda match: match[1] + "***", text)
+    text = _NAMED.sub(_masked, _NAMED_NUMBER.sub(lambda match: match[1] + '"***"', text))
     return _BEARER.sub(lambda match: f"{match[1]} ***", _USER_INFO.sub(lambda match: match[1] + "***@", text))
+
+
+def _masked(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    quote = value[0] if value[0] in "\"'" else ""
+    return f"{name}{quote}***{quote}"
 
 
 def write_bundle(

@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 def run_checks(
-    host: Host, config: Config, answer: Mapping[str, Any] | None, pods: PodLookup | None = None
+    host: Host, config: Config, answer: Mapping[str, Any] | None, pods: PodLookup | None = None, silence: str = ""
 ) -> tuple[Finding, ...]:
-    """Every finding; `answer` is the running agent's `/state`, None where none answers, `pods` what is known of pods.
+    """Every finding; `answer` is the running agent's `/state`, None where none answers, and `silence` why.
 
-    A subject that cannot be checked (a file that vanished, a right that is missing) gives one `unknown` finding and
-    leaves the others alone.
+    `pods` is what is known of pods. A subject that cannot be checked (a file that vanished, a right that is missing)
+    gives one `unknown` finding and leaves the others alone.
     """
     answers = answer is not None
     subjects: dict[str, Callable[[], Iterable[Finding]]] = {
@@ -35,7 +35,9 @@ def run_checks(
         "host": lambda: pressure.check(pressure.gather(host)),
         "remote": lambda: remote.check(remote.gather(host)),
         "state": lambda: state.check(state.gather(host, config), answers=answers),
-        "agent": lambda: agent_checks.check(answer, runs=state.is_held(host, config), kprobes=kernel.has_kprobes(host)),
+        "agent": lambda: agent_checks.check(
+            answer, runs=state.is_held(host, config), kprobes=kernel.has_kprobes(host), silence=silence
+        ),
     }
     findings: list[Finding] = []
     for name, subject in subjects.items():

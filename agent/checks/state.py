@@ -100,7 +100,9 @@ def check(facts: StateFacts, *, answers: bool) -> Iterator[Finding]:
 
 def _directory(facts: StateFacts) -> Finding:
     if not facts.writable:
-        evidence = f"{facts.folder} is not writable, and {facts.directory} must be made there"
+        evidence = f"{facts.folder} is not writable for this user"
+        if facts.folder != facts.directory:
+            evidence += f", and {facts.directory} must be made there"
         return unknown("state.directory", evidence, "Run the doctor as root: sudo prefetchd doctor")
     evidence = f"{facts.free_bytes / 2**20:,.0f} MiB free at {facts.folder}"
     if facts.folder != facts.directory:

@@ -69,13 +69,14 @@ def main(args: argparse.Namespace) -> int:
     config = options.load_config(args)
     mode: Mode = args.mode or config.mode
     client = options.client(args)
+    answer, silence = None, ""
     try:
         answer = client.state()
-    except AgentUnreachable:
-        answer = None
+    except AgentUnreachable as why:
+        silence = str(why)
     host = this_host()
     pods = known_pods(config)
-    findings = run_checks(host, config, answer, pods)
+    findings = run_checks(host, config, answer, pods, silence)
     if args.attach:
         findings = (
             *(_without_advice(one) for one in findings if not one.name.startswith("probe.")),

@@ -41,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.usage = "prefetchd exec --job NAME [options] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("--job", required=True, metavar="NAME", help="name of the job in metrics, `top` and `explain`")
-    parser.add_argument("--weight", type=float, metavar="W", help="1 to 10000, against 100 for others (default: rule)")
+    parser.add_argument(
+        "--weight",
+        type=float,
+        metavar="W",
+        help="1 to 10000; more is a larger share (default: that of the [[jobs]] rule, 100)",
+    )
     parser.add_argument("--user", metavar="USER", help="run the command as this user")
     parser.add_argument("--grace", type=options.seconds, default=5.0, metavar="S", help="from SIGTERM to SIGKILL (5)")
     parser.add_argument("--no-systemd", action="store_true", help="a plain cgroup even where systemd is the init")

@@ -48,7 +48,13 @@ def add_address(parser: argparse.ArgumentParser) -> None:
 
 def client(args: argparse.Namespace) -> AgentClient:
     """The client for `--address`, or for the address of environment or configuration, where that can be read."""
-    return AgentClient(url=_url(args), ca=args.ca, certificate=args.certificate, key=args.key, auth_file=args.auth)
+    url = _url(args)
+    unused = [option for option, file in (("--ca", args.ca), ("--certificate", args.certificate)) if file]
+    if unused and url.startswith("http://"):
+        raise UsageError(
+            f"Address {url!r} is not encrypted, so {' and '.join(unused)} would do nothing; write https://."
+        )
+    return AgentClient(url=url, ca=args.ca, certificate=args.certificate, key=args.key, auth_file=args.auth)
 
 
 def _url(args: argparse.Namespace) -> str:

@@ -46,8 +46,8 @@ NOTHING_DIFFERS = (
     "the same causes and loans)"
 )
 NO_CAPACITY = (
-    "No policy could have capped anything: the capacity of no device was known. Declare it in [[devices]] of a "
-    "configuration (prefetchd calibrate measures it) and replay with --config FILE."
+    "No policy could have capped anything: the capacity of no device was known, or the node could not limit it. "
+    "Replay with --config FILE that declares it in [[devices]] (prefetchd calibrate measures it)."
 )
 
 
@@ -147,7 +147,7 @@ def _line(summary: dict[str, Any], devices: Mapping[str, str]) -> str:
 
 
 def _difference(one: Difference, devices: Mapping[str, str], label: str) -> str:
-    clock = _clock(one.wall) + f"{one.wall % 1:.1f}"[1:]
+    clock = f"{_clock(one.wall)}.{int(one.wall % 1 * 10)}"
     where = f" on {devices.get(one.device, one.device)}" if one.device else ""
     return f"{clock} {label}{where}: {one.what} {_value(one.what, one.recorded)} -> {_value(one.what, one.replayed)}"
 

@@ -43,6 +43,7 @@ from agent.stopping import SignalFlags, StoppedEarlyError
 from agent.stuck import StuckQueues
 from agent.types import TickReport
 from bpf.loader import Loader
+from bpf.samples import NOT_LOADED
 from cgroup.devices import Devices
 from cgroup.guardian import Guardian
 from cgroup.hierarchy import Hierarchy, detect_hierarchy
@@ -63,7 +64,8 @@ exit status:
   0  ended as asked, by a signal or --duration; every limit is restored
   1  it could not start: no root, another agent runs, a recording cannot be written
   2  the command line or the configuration cannot be used
-  3  this node has no cgroups that could be watched, or enforcing was asked for and cannot work
+  3  this node has no cgroups that could be watched; or, in mode enforce, the journal or the guardian cannot work, or
+     another agent enforces. Where cgroup v2 has no io controller it observes instead, and says so
 """
 
 
@@ -75,10 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, recording: bool = False) -
     parser.add_argument(
         "--mode",
         choices=("observe", "dry-run", "enforce"),
-        help=argparse.SUPPRESS if recording else "default: observe",
+        help=argparse.SUPPRESS if recording else "default: the configuration's, else observe",
     )
-    parser.add_argument("--policy", choices=("adaptive", "paper"), help="default: adaptive")
-    parser.add_argument("--listen", metavar="ADDR:PORT", help=f"default: {configuration.DEFAULT_LISTEN}")
+    parser.add_argument("--policy", choices=("adaptive", "paper"), help="default: the configuration's, else adaptive")
+    parser.add_argument(
+        "--listen", metavar="ADDR:PORT", help=f"default: the configuration's, else {configuration.DEFAULT_LISTEN}"
+    )
     parser.add_argument("--duration", type=options.seconds, metavar="S", help="end after S seconds")
     if not recording:
         parser.add_argument("--record", metavar="FILE", help="also record every pass to FILE (see `prefetchd record`)")
@@ -269,7 +273,8 @@ def _hooks(guardian: Guardian | None) -> list[Callable[[TickReport], object]]:
 
 def _announce(config: Config, node: LocalNode, endpoint: Endpoint, mode: str) -> None:
     for probe in node.probes():
-        level = logging.INFO if probe.state == "attached" else logging.WARNING
+        well = probe.state == "attached" or NOT_LOADED in probe.why
+        level = logging.INFO if well else logging.WARNING
         how, why = f" ({probe.tier})" if probe.tier else "", f": {probe.why}" if probe.why else ""
         more = " (prefetchd doctor --attach --all says why)" if probe.detail else ""
         log.log(level, "probe %s: %s%s%s%s", probe.name, probe.state, how, why, more)

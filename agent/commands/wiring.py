@@ -149,13 +149,12 @@ def make_rearranger(stack: contextlib.ExitStack, config: Config, root: str, enfo
     chosen = config.rearrange
     if not chosen.enabled or config.mode == "observe" or not (chosen.read_ahead or chosen.defragment):
         return None
-    own = "/" + chosen.cgroup.strip("/")
     mending = None
     if chosen.defragment:
-        mover = MoverProcess(root, f"{own}-defragment", chosen.defragment_memory_mib << 20)
+        mover = MoverProcess(root, chosen.defragment_cgroup_path, chosen.defragment_memory_mib << 20)
         mending = Mending(mover, pay_settings(config), chosen.defragment_ratio)
     rearranger = Rearranger(
-        HelperProcess(root, own, chosen.memory_mib << 20),
+        HelperProcess(root, chosen.cgroup_path, chosen.memory_mib << 20),
         stop_settings(config),
         reads_ahead=chosen.read_ahead,
         mending=mending,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
-import zlib
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any, BinaryIO
@@ -16,9 +14,10 @@ import msgspec
 from agent.config import Config
 from agent.errors import PrefetchdError
 from agent.job_sample import JobSample
-from agent.recording.frames import HEAD, PASSES, frame, is_framed
+from agent.recording.frames import HEAD, frame, is_framed
 from agent.recording.inputs import Flat, Path, flatten
 from agent.recording.outputs import job_outputs, node_outputs
+from agent.recording.writer import Writer
 from agent.types import DeviceView, Job, JobId, JobReport, TickReport
 
 log = logging.getLogger(__name__)
@@ -60,26 +59,28 @@ def _open(path: FilePath) -> tuple[BinaryIO, int]:
 
 
 class Recorder:
-    """Appends to a recording. An error of the disk ends the recording, never the agent; `problem` then says why."""
+    """Appends to a recording. An error of the disk ends the recording, never the agent; `problem` then says why.
+
+    Where the disk falls too far behind, passes are left out and counted in `missed`; what follows builds on the last
+    one that was taken, so nothing else is lost.
+    """
 
     def __init__(
         self, path: FilePath, config: Config, *, software: str = "", max_bytes: int = MAX_BYTES, policy: str = ""
     ) -> None:
         """Open the file, to go on at its end, torn or not: the head tells where. Raises PrefetchdError."""
-        self.problem = ""
-        self.bytes = 0
-        self._max_bytes = max_bytes
+        self.missed = 0
         self._path = path
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-        self._deflate = zlib.compressobj(9)
         self._state = _Deltas()
         self._jobs: tuple[Job, ...] | None = None
         self._devices: tuple[Any, ...] | None = None
         self._wall_ms = 0
         self._written_at: dict[JobId, float] = {}
         self._pending: list[bytes] = []
+        self._missed_now = 0
         self._flushed_at: float | None = None
-        self._file, self.bytes = _open(path)
+        self._writer = Writer(path, *_open(path), max_bytes)
         head = {
             "format": "prefetchd",
             "version": VERSION,
@@ -89,17 +90,22 @@ class Recorder:
             "mode": config.mode,
             "config": msgspec.to_builtins(config, enc_hook=float),
         }
-        self._write(frame(HEAD, self._encoder.encode(head)))
+        self._writer.start(frame(HEAD, self._encoder.encode(head)))
+
+    @property
+    def problem(self) -> str:
+        """Why the recording has ended; "" while it goes on."""
+        return self._writer.problem
 
     def add(self, report: TickReport, samples: Mapping[JobId, JobSample]) -> None:
         """Record one pass: the samples that the core was given and the report that came of it."""
-        if self.problem:
+        if self.problem or self._misses():
             return
         try:
             self._pending.append(self._encoder.encode(self._pass(report, samples)))
         except Exception as error:  # the agent goes on, whatever a recording stumbles over
             log.exception("pass %d cannot be recorded", report.ticks)
-            self._end(f"a pass cannot be written down ({error})")
+            self._writer.end(f"a pass cannot be written down ({error})")
             return
         if self._flushed_at is None:
             self._flushed_at = report.time
@@ -108,36 +114,33 @@ class Recorder:
             self._flushed_at = report.time
 
     def flush(self) -> None:
-        """Write the passes gathered so far as one frame."""
+        """Hand over the passes gathered so far, to be written as one frame."""
         if self._pending and not self.problem:
-            passes = self._encoder.encode([msgspec.Raw(one) for one in self._pending])
-            self._pending.clear()
-            contents = self._deflate.compress(passes) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
-            self._write(frame(PASSES, contents))
+            self._writer.put(self._pending)
+            self._pending = []
 
     def close(self) -> None:
         """Write what is left; may be called twice."""
-        if not self._file.closed:
-            self.flush()
-            self._file.close()
+        self.flush()
+        if self._missed_now:
+            log.warning("recording %s: its last %d passes are missing", self._path, self._missed_now)
+            self._missed_now = 0
+        self._writer.close()
 
-    def _write(self, data: bytes) -> None:
-        if self.bytes + len(data) > self._max_bytes:
-            self._end(f"it has reached its limit of {self._max_bytes / 1e6:,.0f} MB")
-            return
-        try:
-            self._file.write(data)
-            self._file.flush()
-            self.bytes += len(data)
-        except OSError as error:
-            self._end(error.strerror or str(error))
-
-    def _end(self, why: str) -> None:
-        """Stop for good; closing would try once more to write what did not fit."""
-        self.problem = why
-        with contextlib.suppress(OSError):
-            self._file.close()
-        log.error("recording %s has ended: %s", self._path, why)
+    def _misses(self) -> bool:
+        """Whether this pass is left out since the disk is too far behind; the first and the last one is said."""
+        if self._writer.is_full:
+            if not self._missed_now:
+                log.warning(
+                    "recording %s: its disk is too slow; passes are left out until it has caught up", self._path
+                )
+            self._missed_now += 1
+            self.missed += 1
+            return True
+        if self._missed_now:
+            log.warning("recording %s goes on; %d passes before this one are missing", self._path, self._missed_now)
+            self._missed_now = 0
+        return False
 
     def _pass(self, report: TickReport, samples: Mapping[JobId, JobSample]) -> list[Any]:
         wall = round(report.wall_time * 1000)

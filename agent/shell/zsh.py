@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from agent.shell.spec import CommandSpec, Option
 
-_PLAIN = str.maketrans("[]:\\", "()- ")
+_PLAIN = str.maketrans({"[": "(", "]": ")", ":": "\\:", "\\": " "})
 
 
 def script(commands: Sequence[CommandSpec]) -> str:

@@ -14,6 +14,7 @@ from agent.top.canvas import Canvas
 from agent.top.trace import ASCII_FOR, Trace, bar, sparkline
 from agent.top.view import HELP, Row, View, arranged, known_loss, wait_seconds, waits_seen
 from agent.units import duration, percent, queue, rate, tight
+from bpf.samples import NOT_LOADED
 
 LEVEL_STYLES = {"healthy": "green", "tight": "yellow", "danger": "red", "critical": "bold red"}
 LEVEL_MARKS = {"healthy": "", "tight": "-", "danger": "!", "critical": "!!"}
@@ -99,7 +100,7 @@ def _foot(state: Mapping[str, Any], view: View, canvas: Canvas) -> list[Text]:
     lines = [
         Text(f"probe {probe['name']} {probe['state']}: {probe['why'] or probe['tier'] or 'no reason given'}", "yellow")
         for probe in state.get("probes", ())
-        if probe["state"] != "attached"
+        if probe["state"] != "attached" and NOT_LOADED not in (probe["why"] or "")
     ]
     lines += [Text(f"note: {text}", "cyan") for text in state.get("notes", ())]
     lines = lines[:4]

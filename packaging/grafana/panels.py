@@ -289,6 +289,8 @@ CONTROLLER_DASHBOARD = Dashboard(
             (
                 states("Probes", f"prefetchd_probe_status{NODE}", "{{instance}} {{probe}}", PROBE_STATES),
                 lines("Events lost", rate("prefetchd_lost_events_total", NODE), "{{instance}} {{probe}}", "ops"),
+                lines("Hints of training code", rate("prefetchd_hints_total", NODE), "{{instance}} {{result}}", "ops",
+                      "All that came, those for which senders found no room, and those that do not count, by reason."),
                 lines("Fill of probe tables", f"prefetchd_map_fill_ratio{NODE}", "{{instance}} {{probe}}",
                       "percentunit", maximum=1),
                 Panel("Pass of the loop", (Query(f"prefetchd_tick_duration_seconds{NODE}", "{{instance}} last"),

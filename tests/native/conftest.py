@@ -58,19 +58,19 @@ def make_cgroup():
         return folder
 
     yield make
-    for folder in reversed(made):
-        with contextlib.suppress(FileNotFoundError):
-            remove_cgroup(folder)
+    with contextlib.ExitStack() as stack:  # each is tried, whatever becomes of the others
+        for folder in made:
+            stack.callback(remove_cgroup, folder)
 
 
-def remove_cgroup(folder, seconds=5.0):
+def remove_cgroup(folder, seconds=30.0):
     """Remove a cgroup whose processes are about to be gone."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             folder.rmdir()
         except FileNotFoundError:
-            raise
+            return
         except OSError:
             if time.monotonic() > deadline:
                 raise

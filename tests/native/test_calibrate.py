@@ -23,6 +23,7 @@ from cgroup.devices import BlockDevice, Devices
 from cgroup.errors import DeviceRefused
 from cgroup.mounts import Mounts
 from tests.native.conftest import missing
+from tests.native.processes import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -69,7 +70,8 @@ def test_fio_and_our_own_reader_agree_on_what_they_measure(folder):
     kind = Kind("read_bytes_per_second", "read", 256 * KIB, 8, sequential=False)
     with place.nameless_file(folder) as descriptor:
         measure.fill(descriptor, 64 << 20, lambda *_: None)
-        rates = [choose_reader(name).run(descriptor, 64 << 20, kind, 0.7) for name in ("fio", "own")]
+        readers = [choose_reader(name) for name in ("fio", "own")]
+        rates = [max(reader.run(descriptor, 64 << 20, kind, 0.7) for _ in range(3)) for reader in readers]
     assert min(rates) > max(rates) / 8
 
 
@@ -92,13 +94,10 @@ def test_interruption_leaves_neither_file_nor_process(folder, number, reader):
         assert process.poll() is None
     time.sleep(0.7)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == (-number if number == signal.SIGKILL else 130)
     assert out == ""
-    deadline = time.monotonic() + 10
-    while _left_of(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert _left_of(process.pid) == []
+    wait_until(lambda: _left_of(process.pid) == [])
 
 
 def _left_of(leader):
@@ -118,8 +117,9 @@ def _left_of(leader):
 @pytest.mark.parametrize(
     ("target", "status", "words"),
     [
-        ("/sys", 3, "lives in memory"),
-        ("/proc", 3, "lives in memory"),
+        ("/sys", 3, "lives in memory; name a folder on a local disk."),
+        ("/proc", 3, "lives in memory; name a folder on a local disk."),
+        ("/dev/null", 3, "'/dev' is on devtmpfs, which lives in memory; name a folder on a local disk."),
         ("/dev/no-such-device", 3, "no block device"),
         ("/nonexistent", 2, "Path '/nonexistent' does not exist; name a device, or a folder or file that exists."),
         ("/nonexistent/x/y", 2, "Path '/nonexistent/x/y' does not exist; name a device"),

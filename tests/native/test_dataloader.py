@@ -18,6 +18,7 @@ from bpf.dataloader_events import decode_event
 from bpf.dataloader_libraries import UNUSED_NS
 from bpf.samples import ProbeState
 from tests.native.conftest import missing
+from tests.native.processes import wait_until
 from tests.native.training import (
     Trainer,
     Watch,
@@ -227,7 +228,7 @@ def test_late_attach(probe, start):
     """From the middle of an epoch: iterations from then on, depth as soon as it can be known."""
     trainer = start(batches=150, epochs=2, workers=2, prefetch=2)
     trainer.say()
-    time.sleep(1.0)
+    wait_until(lambda: trainer.has_ready(60), said="it does not train")
     probe.manage([trainer.cgroup_id])
     attached, watch = time.monotonic_ns(), Watch(probe)
     watch.finish(trainer)
@@ -267,7 +268,7 @@ def test_what_was_told_of_a_cgroup_let_go_is_dropped(probe, start):
     gone, managed = start(batches=200), start(batches=1)
     probe.manage([gone.cgroup_id])
     gone.say()
-    time.sleep(1.0)
+    wait_until(lambda: gone.has_ready(20), said="it does not train")
     probe.manage([managed.cgroup_id])
     watch = Watch(probe)
     watch.run(managed)

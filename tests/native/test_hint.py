@@ -1,7 +1,9 @@
 """The hint channel between real processes in real cgroups."""
 
+import contextlib
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -122,6 +124,27 @@ def test_socket_holds_what_comes_between_two_reads(listener, path, monkeypatch):
     listener.read(time.monotonic_ns())
     assert dict(listener.status().counts)["received"] == 200
     assert Path("/proc/sys/net/unix/max_dgram_qlen").read_text() == limit
+
+
+def test_strangers_that_flood_leave_room_for_jobs(make_cgroup, listener, start, path):
+    cgroup = make_cgroup()
+    listener.manage([cgroup.stat().st_ino])
+    job = start(cgroup)
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            stranger = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
+            stranger.connect(str(path))
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    stranger.send(b"x" * hint.WIRE.size)
+        job.process.stdin.write("20\n")
+        job.process.stdin.flush()
+        assert job.process.stdout.readline() == "sent\n"
+        while select.select([listener], [], [], 0)[0]:
+            seen = streams(listener)
+    assert seen[cgroup.stat().st_ino].iterations == 20
+    counts = dict(listener.status().counts)
+    assert (counts["missed"], counts["received"] - counts["malformed"]) == (0, 20)
 
 
 def test_hint_costs_little_with_and_without_an_agent(listener, path, monkeypatch):

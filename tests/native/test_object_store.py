@@ -109,23 +109,39 @@ def only_object(probe):
 
 
 def test_requests_agree_with_server_and_client(probe, store, make_cgroup):
-    cgroup = make_cgroup()
+    """Counts and bounds at once, the times within 10 % in one of five tries: a client may have to wait for its CPU."""
+    tries = []
+    while not tries or (len(tries) < 5 and max(tries[-1]) > 0.1):
+        tries.append(differences(probe, store, make_cgroup()))
+    assert max(tries[-1]) <= 0.1, tries
+
+
+def differences(probe, store, cgroup):
+    """By how much the times to the first byte, to the last and between them are longer for the client, as ratios.
+
+    The time between them is compared with the server's: of two parts that have come the client may read both at once.
+    """
     probe.manage([cgroup.stat().st_ino])
+    asked = store.requests
     client = start_client(cgroup, store, 20, 2)
     times = json.loads(client.stdout.readline())
     key, counters = only_object(probe)
     assert key.cgroup_id == cgroup.stat().st_ino
     assert key.endpoint == f"127.0.0.1:{store.server_address[1]}"
-    assert counters.requests == store.requests == len(times)
+    assert counters.requests == store.requests - asked == len(times) == 20
     assert counters.open_connections == 2
     body = sum(size for _, _, size in times)
     assert body < counters.bytes < 1.05 * body + 10_000
-    first_ns, last_ns = (sum(entry[at] for entry in times) / len(times) for at in (0, 1))
-    assert counters.first_byte_ns / counters.requests == pytest.approx(first_ns, rel=0.1)
-    assert counters.last_byte_ns / counters.requests == pytest.approx(last_ns, rel=0.1)
-    assert counters.first_byte_ns / counters.requests >= WAIT_S * 0.95e9
-    assert counters.last_byte_ns - counters.first_byte_ns >= counters.requests * TRICKLE_S * 0.95e9
+    first_ns, last_ns = (sum(entry[at] for entry in times) for at in (0, 1))
+    assert 20 * WAIT_S * 1e9 <= counters.first_byte_ns <= first_ns
+    assert 20 * (WAIT_S + TRICKLE_S) * 1e9 <= counters.last_byte_ns <= last_ns
     end_client(client)
+    between_ns = counters.last_byte_ns - counters.first_byte_ns
+    return (
+        first_ns / counters.first_byte_ns - 1,
+        last_ns / counters.last_byte_ns - 1,
+        20 * TRICKLE_S * 1e9 / between_ns - 1,
+    )
 
 
 @pytest.mark.parametrize("how", trickle.WAYS)
@@ -144,13 +160,14 @@ def test_closed_connections_settle(probe, store, make_cgroup):
     cgroup = make_cgroup()
     probe.manage([cgroup.stat().st_ino])
     client = start_client(cgroup, store, 3, 1)
-    client.stdout.readline()
+    times = json.loads(client.stdout.readline())
     end_client(client)
     _, counters = only_object(probe)
     assert counters.open_connections == 0
     assert sum(counters.histogram) == counters.requests == 3
     mean_us = counters.last_byte_ns / 3e3
-    assert counters.last_byte_us_squared == pytest.approx(3 * mean_us**2, rel=0.2)
+    most = sum((last_ns / 1e3) ** 2 for _, last_ns, _ in times)
+    assert 3 * (mean_us - 1) ** 2 <= counters.last_byte_us_squared <= most
 
 
 def test_other_cgroups_and_other_ports_leave_no_trace(loader, probe, store, make_cgroup):

@@ -20,6 +20,7 @@ from agent.rearrange_process import HelperProcess, MoverProcess, Target
 from cgroup.devices import Devices
 from tests.native import workload
 from tests.native.conftest import cgroup_mount
+from tests.native.processes import wait_for_end, wait_until
 
 pytestmark = pytest.mark.native
 
@@ -139,7 +140,7 @@ def cached_set(path, length):
         return {place for place, there in enumerate(files.cached_pages(file.fileno(), 0, length)) if there}
 
 
-def serve(helper, cgroup, device, seconds=5.0, until=lambda: False, rate=1e9):
+def serve(helper, cgroup, device, seconds=30.0, until=lambda: False, rate=1e9):
     target = Target(1, "/" + str(cgroup.relative_to(cgroup_mount())), {device: rate})
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not until():
@@ -165,6 +166,7 @@ def test_the_rest_of_an_open_file_comes_in_as_it_is_read(helper, opener, folder,
     assert more.bytes() == 16 * MIB
     serve(helper, cgroup, device, 0.3)
     assert 14 * MIB <= told(helper).ahead <= 16 * MIB
+    assert told(helper).ahead_of == {device: told(helper).ahead}
     assert told(helper).used == 7 * MIB
     assert told(helper).unused == 0
 
@@ -174,7 +176,14 @@ def test_no_faster_than_it_may(helper, opener, folder, device):
     _, cgroup = opener((path, os.O_RDONLY, 4096))
     began = time.monotonic()
     serve(helper, cgroup, device, until=lambda: told(helper) and told(helper).ahead >= 7 * MIB, rate=8 * MIB)
-    assert 0.6 < time.monotonic() - began < 3.0
+    assert told(helper).ahead >= 7 * MIB
+    assert time.monotonic() - began > 0.6
+
+
+def seconds_of(call, *arguments):
+    began = time.monotonic()
+    call(*arguments)
+    return time.monotonic() - began
 
 
 def test_while_the_disk_has_much_in_hand_it_asks_for_little(folder, monkeypatch):
@@ -184,15 +193,15 @@ def test_while_the_disk_has_much_in_hand_it_asks_for_little(folder, monkeypatch)
     monkeypatch.setattr(files, "in_flight", lambda device: {"8:0": 8}[device])
     pieces = tuple(Piece(at, (status.st_dev, status.st_ino), at, MIB) for at in (0, MIB))
     asker, began = rearrange_helper.Asker(), time.monotonic()
-    asker.put(rearrange_helper.Order(target, pieces, {pieces[0].file: str(path)}))
+    asker.targets = {1: target}
+    asker.put(rearrange_helper.Order(1, pieces, {pieces[0].file: str(path)}, {pieces[0].file: target.devices}))
     while asker.ahead_bytes[1] < 2 * MIB:
-        assert time.monotonic() < began + 5
+        assert time.monotonic() < began + 60
         time.sleep(0.001)
     assert time.monotonic() - began >= 2 * rearrange_helper.GIVE_WAY_SECONDS
-    began = time.monotonic()
-    rearrange_helper.give_way(target._replace(in_flight=9))
-    rearrange_helper.give_way(target._replace(in_flight=0))
-    assert time.monotonic() - began < rearrange_helper.GIVE_WAY_SECONDS
+    for in_flight in (9, 0):
+        able = target._replace(in_flight=in_flight)
+        assert min(seconds_of(rearrange_helper.give_way, able) for _ in range(5)) < rearrange_helper.POLL_SECONDS
 
 
 def test_what_a_disk_has_in_hand(folder, device):
@@ -254,7 +263,7 @@ def test_a_file_that_was_deleted_while_open_is_still_the_right_one(helper, opene
 def test_a_reader_that_stands_still_wins_nothing(helper, opener, folder, device):
     path = cold_file(folder / "shard", 32 * MIB)
     _, cgroup = opener((path, os.O_RDONLY, MIB))
-    serve(helper, cgroup, device, 13, until=lambda: helper.skips.get(Skip.UNUSED))
+    serve(helper, cgroup, device, 40, until=lambda: helper.skips.get(Skip.UNUSED))
     assert (told(helper).unused, told(helper).outstanding) == (8 * MIB, 0)
     before = told(helper).ahead
     serve(helper, cgroup, device, 1)
@@ -275,12 +284,12 @@ def test_what_a_loader_sends_its_workers_is_read_ahead(helper, make_cgroup, fold
     cgroup = make_cgroup()
     plan = {
         "kind": "numbered", "root": str(folder), "cgroup": str(cgroup), "log": str(tmp_path / "log"), "seed": 1,
-        "workers": 2, "queue": 12, "batch": 4, "batch_bytes": 4 * 65536, "compute_seconds": 0.02, "seconds": 20,
+        "workers": 2, "queue": 12, "batch": 4, "batch_bytes": 4 * 65536, "compute_seconds": 0.02, "seconds": 60,
         "pause_seconds": 0.02,
     }  # fmt: skip
     job = subprocess.Popen([sys.executable, "-m", "tests.lab.rearrange_job", json.dumps(plan)], cwd=PROJECT)
     try:
-        serve(helper, cgroup, device, 15, until=lambda: told(helper) and told(helper).used > 8 * MIB)
+        serve(helper, cgroup, device, 40, until=lambda: told(helper) and told(helper).used > 8 * MIB)
         assert job.poll() is None
         assert told(helper).used > 8 * MIB
         assert told(helper).unused == 0
@@ -299,13 +308,6 @@ def checksums(folder):
     }
 
 
-def wait_for_end(pid, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z":
-        assert time.monotonic() < deadline, "the helper outlives the agent"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("victim", ["agent", "helper"])
 def test_killed_in_the_middle_it_leaves_nothing_behind(opener, folder, device, victim):
     paths = [cold_file(folder / f"shard{k}", 16 * MIB) for k in range(4)]
@@ -317,14 +319,14 @@ def test_killed_in_the_middle_it_leaves_nothing_behind(opener, folder, device, v
     relative = "/" + str(job.relative_to(root))
     command = [sys.executable, "-c", AGENT, str(PROJECT), root, own, relative, device]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
-        pid = int(agent.stdout.readline())
-        deadline = time.monotonic() + 10
-        while not any(cached_bytes(path, MIB) for path in paths):
-            assert time.monotonic() < deadline, "nothing was read ahead"
-            time.sleep(0.01)
-        os.kill(agent.pid if victim == "agent" else pid, signal.SIGKILL)
-        wait_for_end(pid)
-        agent.wait(5)
+        try:
+            pid = int(agent.stdout.readline())
+            wait_until(lambda: any(cached_bytes(path, MIB) for path in paths), said="nothing was read ahead")
+            os.kill(agent.pid if victim == "agent" else pid, signal.SIGKILL)
+            wait_for_end(pid)
+            agent.wait(30)
+        finally:
+            agent.kill()
     if victim == "helper":  # what is left of its cgroup goes when the agent ends or starts anew
         HelperProcess(root, own, MEMORY_BYTES, needs_limits=False).close()
     assert not Path(root + own).exists()
@@ -358,11 +360,11 @@ def test_an_agent_that_stands_still_has_nothing_more_read(opener, folder, device
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
         try:
             pid = int(agent.stdout.readline())
-            time.sleep(1)
+            wait_until(lambda: cached_bytes(path) > MIB, said="nothing was read ahead")
             os.kill(agent.pid, signal.SIGSTOP)
-            time.sleep(3.5)
+            time.sleep(rearrange_helper.LEASE_SECONDS + 0.5)
             asked = cached_set(path, 64 * MIB)
-            assert MIB < len(asked) * mmap.PAGESIZE < 32 * MIB, "nothing was read ahead, or all"
+            assert MIB < len(asked) * mmap.PAGESIZE < 32 * MIB, "all was read ahead"
             process.stdin.write(f"{8 * MIB}\n")
             process.stdin.flush()
             process.stdout.readline()
@@ -373,6 +375,28 @@ def test_an_agent_that_stands_still_has_nothing_more_read(opener, folder, device
             agent.kill()
         wait_for_end(pid)
     assert not Path(root + own).exists()
+
+
+def heard(helper, target, seconds=10.0):
+    """What it served until it was gone; the helper's problem then."""
+    deadline = time.monotonic() + seconds
+    while helper.serve([target], time.monotonic()):
+        assert time.monotonic() < deadline, "it is never gone"
+        time.sleep(0.02)
+    return helper.problem
+
+
+def test_a_helper_that_is_killed_is_said_with_the_reason(helper):
+    os.kill(helper.pid, signal.SIGKILL)
+    assert "SIGKILL; see the kernel's log" in heard(helper, Target(1, "/nowhere", {}))
+    assert not helper.is_lost, "so that the next one may be started"
+    assert helper.start()
+    assert helper.problem == ""
+
+
+def test_a_helper_that_fails_says_what_failed(helper):
+    helper._child.socket.send(b"{}")
+    assert "the helper failed (KeyError('targets'))" in heard(helper, Target(1, "/nowhere", {}))
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -72,8 +72,11 @@ def deaf_to(probe, tracepoint):
     """Events of a tracepoint do not reach the probe's program, as on kernels that hide tasks from tracing."""
     program = probe._program
     program.detach(f"raw_tracepoint:{tracepoint}")
-    yield
-    program.attach_raw_tracepoint(tracepoint, {"sched_switch": "raw_switched", "sched_wakeup": "raw_woken"}[tracepoint])
+    try:
+        yield
+    finally:
+        function = {"sched_switch": "raw_switched", "sched_wakeup": "raw_woken"}[tracepoint]
+        program.attach_raw_tracepoint(tracepoint, function)
 
 
 @pytest.fixture
@@ -83,6 +86,7 @@ def crowd():
     yield
     for process in busy:
         process.kill()
+    for process in busy:
         process.wait()
 
 
@@ -94,10 +98,11 @@ def unseen(probe, cgroup, worker, tracepoint, phase, enough):
     worker.settle()
     before, booked = times(probe, cgroup), worker.booked()
     unseen_until = [early + least for early, least in zip(booked[1:], enough, strict=True)]
+    deadline = time.monotonic() + 60
     with deaf_to(probe, tracepoint):
         worker.begin(phase)
         while any(now < least for now, least in zip(worker.booked()[1:], unseen_until, strict=True)):
-            pass
+            assert time.monotonic() < deadline, "the worker does not wait for a CPU"
     worker.end()
     worker.settle()
     after, now = times(probe, cgroup), worker.booked()

@@ -54,7 +54,7 @@ class Trainer:
 
     def close(self):
         self.talk.close()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while self.processes.read_text():
             assert time.monotonic() < deadline, "the trainer does not end"
             time.sleep(0.02)
@@ -62,6 +62,11 @@ class Trainer:
     def books(self, loader="training"):
         """For each batch (epoch, asked ns, got ns)."""
         return [tuple(record[1:]) for record in json.loads(self.out.read_text()) if record[0] == loader]
+
+    def has_ready(self, count):
+        """Whether so many batches have been ready by now."""
+        file = Path(f"{self.out}.training")
+        return file.exists() and file.stat().st_size >= 8 * count
 
     def ready(self, loader="training"):
         """When batches were ready, in ns, in order; of all epochs."""

@@ -105,7 +105,7 @@ class Worker:
 
     def settle(self):
         """Wait until it sleeps: a stretch of running or of waiting for a CPU is booked when it ends."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
             assert time.monotonic() < deadline, "the worker never sleeps"
             time.sleep(0.005)

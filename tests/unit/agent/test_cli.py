@@ -118,6 +118,15 @@ def test_a_password_in_an_address_is_refused_and_never_shown(command, address):
     assert "hun" not in done.stderr + done.stdout
 
 
+def test_files_that_an_address_without_encryption_would_not_use_are_refused():
+    done = run("top", "--once", "--address", "http://127.0.0.1:1", "--ca", "ca.pem", "--certificate", "me.pem")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "prefetchd: Address 'http://127.0.0.1:1' is not encrypted, so --ca and --certificate would do nothing; "
+        "write https://.\n"
+    )
+
+
 def test_an_unknown_scenario_lists_those_that_are_known(tmp_path):
     done = run("simulate", "--scenario", "nosuch")
     assert done.returncode == 2
@@ -327,7 +336,9 @@ def test_zsh_script_names_everything(commands, tmp_path):
         assert f"        {command.name})\n" in text
         for option in command.options:
             assert all(f"){flag}[" in text for flag in option.flags)
-    assert text.count("'") % 2 == 0
+    assert r"--listen[default\: " in text
+    assert r"127.0.0.1\:9753]:ADDR\:PORT:" in text
+    assert text.replace("""'"'"'""", "").count("'") % 2 == 0
     if shutil.which("zsh"):
         (tmp_path / "_prefetchd").write_text(text)
         subprocess.run(["zsh", "-n", str(tmp_path / "_prefetchd")], check=True, timeout=20)

@@ -18,7 +18,7 @@ def test_shipped_examples_are_valid_when_uncommented():
     text = DEFAULT.read_text()
     uncommented = re.sub(r"(?m)^# (\[\[|[a-z_]+ = )", r"\1", text)
     parsed = config.parse(uncommented)
-    assert len(parsed.jobs) == 2
+    assert len(parsed.jobs) == 4
     assert parsed.devices[0].read_bytes_per_second == 6.5e9
     assert parsed.pid.ssd.kp == 0.005
 
@@ -38,6 +38,7 @@ def test_shipped_examples_are_valid_when_uncommented():
         ('[metrics]\nlisten = "abc"', ["metrics.listen", "'abc'"]),
         ('[metrics]\ncertificate = "a.pem"', ["metrics.key"]),
         ("[loop]\ninterval_seconds = 9", ["loop.interval_seconds", "9"]),
+        ("[enforcement]\nsmall_change_ratio = 0.9", ["enforcement.small_change_ratio", "0.9", "<= 0.5"]),
         ("[loop]\ninterval_seconds = 2", ["loop.interval_seconds 2", "half of loop.stale_seconds 3"]),
         ("[loop]\nheartbeat_seconds = 0.1", ["loop.interval_seconds 0.1", "half of loop.heartbeat_seconds 0.1"]),
         ("[loop]\ntimer_seconds = 1e-10", ["loop.timer_seconds", "1e-10", "0.01"]),

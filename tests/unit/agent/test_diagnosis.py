@@ -41,6 +41,10 @@ class TestCauses:
         assert result.evidence["others_share"] == pytest.approx(0.85)
         assert result.evidence["busy_share"] == pytest.approx(0.95)
 
+    def test_the_use_of_a_device_whose_capacity_is_unknown_is_no_evidence(self):
+        _, result = run(20, node=NodeContext(others_share={SSD: 0.0}))
+        assert not {"others_share", "busy_share"} & result.evidence.keys()
+
     def test_others_on_an_idle_device_are_no_contention(self):
         assert cause(20, node=NodeContext(used_share={SSD: 0.1}, others_share={SSD: 0.2})) is Cause.NONE
 

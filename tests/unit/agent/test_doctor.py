@@ -237,6 +237,12 @@ def test_an_agent_that_runs_and_does_not_answer_is_told_once(tmp_path):
     told = [one for one in findings if one.name.startswith(("agent.", "state.")) and one.result is not Result.OK]
     assert [(one.name, one.result) for one in told] == [("agent.answers", Result.WARNING)]
     assert "--address" in told[0].fix
+    assert "compiles its probes" in told[0].fix
+
+
+def test_why_a_running_agent_was_not_understood_is_told():
+    (told,) = agent_checks.check(None, runs=True, kprobes=True, silence="It wants a password; give --auth FILE.")
+    assert told.detail == "It wants a password; give --auth FILE."
 
 
 def test_limits_of_an_agent_that_does_not_answer_are_no_conflict(tmp_path):
@@ -383,6 +389,15 @@ def test_free_room_is_told_with_the_folder_once():
 
     assert evidence("/run/prefetchd") == "1,024 MiB free at /run/prefetchd"
     assert evidence("/run") == "1,024 MiB free at /run for /run/prefetchd"
+
+
+def test_a_state_directory_that_is_there_is_not_said_to_be_made():
+    def evidence(folder):
+        facts = replace(GOOD_STATE, folder=folder, writable=False)
+        return named(state.check(facts, answers=False), "state.directory").evidence
+
+    assert evidence("/run/prefetchd") == "/run/prefetchd is not writable for this user"
+    assert evidence("/run") == "/run is not writable for this user, and /run/prefetchd must be made there"
 
 
 def test_the_doctor_does_not_advise_what_was_just_done():
@@ -705,6 +720,7 @@ def test_broken_configuration_is_one_sentence(tmp_path):
         ("AWS_SECRET_ACCESS_KEY=hunter2", "hunter2"),
         ("rw,secretfile=/etc/ceph/hunter2", "hunter2"),
         ("token: 'hunter2'", "hunter2"),
+        ("password=1}hunter2", "hunter2"),
     ],
 )
 def test_credentials_are_masked(text, secret):
@@ -715,6 +731,13 @@ def test_credentials_are_masked(text, secret):
 def test_masking_leaves_the_rest():
     text = "259:0 rbps=1000 /user.slice/user-1000.slice: fine, tokens per second 3"
     assert mask(text) == text
+
+
+def test_masked_json_is_json_still():
+    answer = {"passes": 29, "password": "hunter2", "token": 5, "x": [1, {"secret-key": None}]}
+    masked = {"passes": 29, "password": "***", "token": "***", "x": [1, {"secret-key": "***"}]}
+    assert json.loads(mask(json.dumps(answer))) == masked
+    assert json.loads(mask(json.dumps(answer, indent=1))) == masked
 
 
 def test_bundle_holds_what_helps_and_nothing_secret(tmp_path, monkeypatch):

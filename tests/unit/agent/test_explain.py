@@ -160,6 +160,32 @@ def test_a_wait_without_a_known_cause_is_not_called_nothing(row):
     assert "2 times by no known cause" in text
 
 
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (100.0, "look at the training process itself"),
+        (20.0, "look at what its workers do"),
+        (None, "look at what its workers do"),
+    ],
+)
+def test_a_wait_before_a_full_queue_is_not_laid_at_the_workers_door(row, part, words):
+    waits = {"cause": "none", "wait_seconds": 0.2, "compute_seconds": 0.1}
+    assert words in told(row | waits | {"parts": row["parts"] | {"queue": part}})
+
+
+def test_what_happened_once_is_told_so(row):
+    assert "Starved so far: once by cpu_bound." in told(row | {"starvation_by_cause": {"cpu_bound": 1}})
+
+
+def test_a_score_below_its_parts_is_explained(row):
+    good = {"parts": dict.fromkeys(row["parts"], 98.0), "iterations": 9}
+    text = told(row | good | {"score": 48.0, "blocked_seconds": 0.0074})
+    assert "It stands before an empty queue: the longer, the fewer points, down to 30." in text
+    text = told(row | good | {"score": 30.0, "blocked_seconds": 0.05})
+    assert "It stands before an empty queue: 30 is the most it can score." in text
+    assert "empty queue" not in told(row | good | {"score": 98.0, "blocked_seconds": 0.0})
+
+
 def test_no_cause_of_a_job_whose_waits_cannot_be_seen_is_not_called_nothing(row):
     hidden = {"cause": "none", "iteration_source": "timer", "wait_seconds": None, "blocked_seconds": 0.0}
     text = told(row | hidden)

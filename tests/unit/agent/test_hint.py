@@ -24,7 +24,7 @@ class Receiver:
         self.path = path
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self.socket.settimeout(5)
+        self.socket.settimeout(30)
         self.socket.bind(str(path))
 
     def take(self):
@@ -37,7 +37,7 @@ class Receiver:
             while True:
                 got.append(self.take())
         except BlockingIOError:
-            self.socket.settimeout(5)
+            self.socket.settimeout(30)
             return got
 
     def close(self):
@@ -100,10 +100,8 @@ def test_no_agent_costs_one_look_up_per_interval(path, monkeypatch):
 
 
 def test_full_socket_never_blocks_and_the_missed_count_follows(receiver):
-    started = time.monotonic()
-    for _ in range(2000):
+    for _ in range(2000):  # the first that waited for room would wait for ever
         hint.iteration(1, stream=5)
-    assert time.monotonic() - started < 1.0
     arrived = len(receiver.drain())
     assert 0 < arrived < 2000
     hint.iteration(1, stream=5)
@@ -142,25 +140,27 @@ def test_forked_child_opens_its_own_socket(receiver):
 
 
 def test_threads_lose_nothing_while_there_is_room(receiver):
-    total, got = 400, []
+    total, got, room = 400, [], threading.Semaphore(8)  # of the 10 that Linux lets wait where nobody changed it
     hint.iteration(0, stream=99)
     receiver.drain()
 
     def send(stream):
         for n in range(total // 4):
+            room.acquire()
             hint.iteration(n, stream=stream)
-            time.sleep(0.001)
 
     threads = [threading.Thread(target=send, args=(stream,)) for stream in range(4)]
     for thread in threads:
         thread.start()
     while len(got) < total:
         got.append(receiver.take())
-        if sum(datagram[5] + 1 for datagram in got) >= total:
-            break
+        room.release()
     for thread in threads:
         thread.join()
-    assert sum(datagram[5] + 1 for datagram in got + receiver.drain()) == total
+    assert receiver.drain() == []
+    assert {datagram[5] for datagram in got} == {0}
+    for stream in range(4):
+        assert [datagram[3] for datagram in got if datagram[2] == stream] == list(range(total // 4))
 
 
 class _Hostile:
@@ -194,13 +194,17 @@ def test_watch_tells_waits_depth_and_the_end_of_the_epoch(receiver):
 
     depths = iter([0, 1, 1, 0, 0])
     watched = hint.watch(slow(), stream=3, depth=lambda: next(depths), capacity=4, batch_bytes=len)
+    began = time.monotonic_ns()
     assert list(watched) == ["a", "b"]
+    took_ns = time.monotonic_ns() - began
     told = receiver.drain()
     flags = [datagram[1] for datagram in told]
     took = hint.CAPACITY_KNOWN | hint.BYTES_KNOWN | hint.WAIT_KNOWN
     assert flags == [hint.WAITING | hint.WAIT_KNOWN, took, took, hint.WAITING | hint.WAIT_KNOWN, hint.DONE]
     assert [datagram[3] for datagram in told[1:3]] == [1, 0]
-    assert all(45e6 < datagram[7] < 500e6 and datagram[6] == 1 for datagram in told[1:3])
+    assert [datagram[6] for datagram in told[1:3]] == [1, 1]
+    assert all(datagram[7] >= 45e6 for datagram in told[1:3])
+    assert sum(datagram[7] for datagram in told[1:3]) <= took_ns
 
 
 def test_watch_passes_errors_of_the_loader_and_swallows_its_own(receiver):

@@ -1,6 +1,8 @@
 """Which cgroups become jobs: first rule wins, outermost cgroup wins, the node's own cgroups never."""
 
+import re
 import time
+from pathlib import Path
 
 from agent.config import parse
 from agent.jobs import CLASS_ANNOTATION, WEIGHT_ANNOTATION, PodInfo, select_jobs
@@ -35,6 +37,37 @@ def test_training_and_best_effort():
     }
 
 
+def test_the_patterns_of_the_default_configuration_find_what_they_are_for():
+    text = (Path(__file__).parents[3] / "packaging" / "prefetchd.toml").read_text()
+    patterns = re.findall(r'(?m)^# \[\[jobs\]\]\n# (cgroup = "[^"]*")', text)
+    config = parse("".join(f"[[jobs]]\n{pattern}\n" for pattern in patterns))
+    services = {
+        "/system.slice/slurmstepd.scope/job_7": "slurm-7",
+        "/system.slice/node7_slurmstepd.scope/job_8": "slurm-8",
+        "/system.slice/train-resnet.service": "train-resnet",
+    }
+    labelled = {UID: PodInfo("bert-0", "ml", {"prefetchd.io/training": "true"})}
+    jobs = select(POD, *services, "/system.slice/sshd.service", pods=labelled, config=config)
+    assert {job.path: job.name for job in jobs} == services | {POD: "bert-0"}
+
+
+def test_the_agents_own_cgroups_are_no_jobs_whatever_the_pattern():
+    """A helper that reads ahead would be capped for the sake of those it reads for, or be read ahead for itself."""
+    text = """
+    [[jobs]]
+    cgroup = "/prefetchd.slice/*"
+    [[best_effort]]
+    cgroup = "/*"
+    [rearrange]
+    cgroup = "/prefetchd.slice/ahead/"
+    [enforcement]
+    guardian_cgroup = "/prefetchd-guardian"
+    """
+    own = ("/prefetchd.slice/ahead", "/prefetchd.slice/ahead-defragment", "/prefetchd-guardian")
+    jobs = select("/", *own, "/prefetchd.slice/resnet", "/scan", config=parse(text))
+    assert {job.path for job in jobs} == {"/prefetchd.slice/resnet", "/scan"}
+
+
 def test_names_that_nobody_can_print_are_written_out():
     paths = ["/train.slice/\udcff\udc80x", "/train.slice/a\rb\x1b[31m", "/train.slice/作业 1"]
     names = [job.name for job in select(*paths)]
@@ -52,9 +85,9 @@ def test_names_stay_unique_where_one_is_called_as_another_is_renamed():
 
 def test_thousands_of_cgroups_are_sorted_out_quickly():
     paths = [f"/train.slice/job{number}{below}" for number in range(3000) for below in ("", "/worker")]
-    began = time.monotonic()
+    began = time.thread_time()
     assert len(select(*paths)) == 3000
-    assert time.monotonic() - began < 2.0
+    assert time.thread_time() - began < 2.0
 
 
 def test_what_lies_below_a_job_belongs_to_it():

@@ -17,7 +17,7 @@ from tests.unit.agent.api_server import ApiServerStandIn, pod
 TRAINING = {"prefetchd.io/training": "true"}
 
 
-def eventually(condition, seconds=10.0):
+def eventually(condition, seconds=30.0):
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         if condition():
@@ -48,7 +48,7 @@ def server():
 def watch_of(account):
     watches = []
 
-    def make(port, *, seconds=0.5, watch_seconds=60, grace_seconds=30.0, repeat=0.02):
+    def make(port, *, seconds=5.0, watch_seconds=60, grace_seconds=30.0, repeat=0.02):
         api = ApiServer(f"http://127.0.0.1:{port}", "n1", account, seconds, watch_seconds, grace_seconds, repeat)
         watch = PodWatch(api.connect, retry_seconds=(0.05, 0.2))
         watches.append(watch)
@@ -65,7 +65,7 @@ def test_pods_of_the_node_are_known_with_labels_and_own_annotations(server, watc
     server.put(pod("elsewhere-0", "uid-9", node="n2"))
     server.events.get()
     watch = watch_of(server.port)
-    assert watch.wait(5)
+    assert watch.wait(30)
     known = watch("uid-1")
     assert (known.name, known.namespace, known.labels) == ("bert-0", "ml", TRAINING)
     assert known.annotations == {"prefetchd.io/weight": "200"}
@@ -76,7 +76,7 @@ def test_pods_of_the_node_are_known_with_labels_and_own_annotations(server, watc
 
 def test_changes_arrive_without_a_new_list(server, watch_of):
     watch = watch_of(server.port)
-    assert watch.wait(5)
+    assert watch.wait(30)
     server.put(pod("gpt-0", "uid-2"))
     assert eventually(lambda: watch("uid-2"))
     server.put(pod("gpt-0", "uid-2", labels=TRAINING), "MODIFIED")
@@ -98,7 +98,7 @@ def test_a_static_pod_is_known_by_the_uid_of_its_cgroup(server, watch_of):
 def test_a_quiet_end_of_the_watch_is_taken_up_where_it_stood_and_not_in_a_tight_loop(server, watch_of):
     server.end_watches = True
     watch = watch_of(server.port, repeat=0.1)
-    assert watch.wait(5)
+    assert watch.wait(30)
     assert eventually(lambda: len(server.asked(watch=True)) >= 3)
     times = [request["at"] for request in server.asked(watch=True)]
     assert all(later - sooner >= 0.09 for sooner, later in pairwise(times))
@@ -108,7 +108,7 @@ def test_a_quiet_end_of_the_watch_is_taken_up_where_it_stood_and_not_in_a_tight_
 
 def test_gone_asks_for_a_new_list(server, watch_of):
     watch = watch_of(server.port)
-    assert watch.wait(5)
+    assert watch.wait(30)
     missed = pod("missed-0", "uid-3")
     server.pods["uid-3"] = missed
     server.forget_history()
@@ -125,7 +125,7 @@ def test_a_refusal_is_reported_and_got_over(server, watch_of, account, code, wor
     assert watch.status().state is ProbeState.UNAVAILABLE
     assert watch("uid-1") is None
     server.refuse = 0
-    assert watch.wait(5)
+    assert watch.wait(30)
     assert watch("uid-1")
 
 
@@ -134,18 +134,18 @@ def test_a_rotated_token_is_read_anew(server, watch_of, account):
     watch = watch_of(server.port)
     assert eventually(lambda: "401" in watch.status().why)
     (account / "token").write_text("token-2")
-    assert watch.wait(5)
+    assert watch.wait(30)
 
 
 def test_a_slow_server_does_not_hold_up_look_ups(server, watch_of):
     server.delay = 2.0
-    watch = watch_of(server.port, seconds=0.2)
+    watch = watch_of(server.port, seconds=1.0)
     begun = time.monotonic()
     assert watch("uid-1") is None
-    assert time.monotonic() - begun < 0.1
+    assert time.monotonic() - begun < 0.5, "it waited for the answer, which may take a second"
     assert eventually(lambda: "did not answer in time" in watch.status().why)
     server.delay = 0.0
-    assert watch.wait(10)
+    assert watch.wait(30)
 
 
 def test_a_restarted_server_is_found_again_and_pods_stay_known_meanwhile(watch_of):
@@ -153,7 +153,7 @@ def test_a_restarted_server_is_found_again_and_pods_stay_known_meanwhile(watch_o
     first.put(pod("bert-0", "uid-1", labels=TRAINING))
     first.events.get()
     watch = watch_of(first.port)
-    assert watch.wait(5)
+    assert watch.wait(30)
     first.close()
     assert eventually(lambda: watch.status().state is ProbeState.DEGRADED)
     assert "named by UID" in watch.status().why
@@ -170,7 +170,7 @@ def test_a_restarted_server_is_found_again_and_pods_stay_known_meanwhile(watch_o
 
 def test_a_connection_that_died_in_silence_is_noticed(server, watch_of):
     watch = watch_of(server.port, watch_seconds=0, grace_seconds=0.3)
-    assert watch.wait(5)
+    assert watch.wait(30)
     assert eventually(lambda: len(server.asked(watch=False)) >= 2)
 
 
@@ -204,7 +204,7 @@ def test_a_pod_that_is_none_is_reported_and_got_over(server, watch_of, wrong, wa
         server.pods["odd"] = odd
     watch = watch_of(server.port)
     if watched:
-        assert watch.wait(5)
+        assert watch.wait(30)
         server.events.put({"type": "ADDED", "object": odd})
     assert eventually(lambda: "cannot be read" in watch.status().why)
     server.pods.pop("odd", None)
@@ -246,20 +246,22 @@ def test_no_service_account_is_reported(watch_of, server, account):
     assert watch.status().name == PROBE
 
 
-def test_repeated_failures_wait_longer_each_time():
-    times = []
+def test_repeated_failures_wait_longer_each_time(monkeypatch):
+    times, pauses = [], []
 
     def connect():
         times.append(time.monotonic())
         raise KubeError("away")
 
     watch = PodWatch(connect, retry_seconds=(0.04, 0.32))
+    pause = watch._stop.wait
+    monkeypatch.setattr(watch._stop, "wait", lambda seconds: pauses.append(seconds) or pause(seconds))
     watch.start()
     assert eventually(lambda: len(times) >= 6)
     watch.close()
-    gaps = [later - sooner for sooner, later in pairwise(times)]
-    assert gaps[0] < 0.15
-    assert max(gaps) > 0.12
+    for full, seconds, (sooner, later) in zip((0.04, 0.08, 0.16, 0.32, 0.32), pauses, pairwise(times), strict=False):
+        assert 0.5 * full <= seconds <= full
+        assert later - sooner >= seconds
 
 
 def test_a_node_without_kubernetes_has_no_watch(tmp_path, account):
@@ -281,7 +283,7 @@ def test_inside_a_pod_the_server_is_asked_over_tls_with_its_own_authority(accoun
     watch = from_environment(environment, account)
     watch.start()
     try:
-        assert watch.wait(10), watch.status()
+        assert watch.wait(30), watch.status()
         assert watch("uid-1").name == "bert-0"
     finally:
         watch.close()

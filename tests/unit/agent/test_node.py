@@ -133,6 +133,20 @@ def test_devices_that_are_refused_are_left_out_with_a_reason(caplog):
     assert len(caplog.records) == 1, "it is said once"
 
 
+def test_a_device_that_no_rule_may_name_is_told_by_its_name(tmp_path, monkeypatch, caplog):
+    host = Host(tmp_path)
+    host.add("loop1", "7:1")
+    devices = Devices(str(host.sys), str(host.dev))
+    monkeypatch.setattr("agent.node.Devices", lambda: devices)
+    node = LocalNode(str(tmp_path), Config(), [], NamedDevices([], Mounts(devices), str(tmp_path)))
+    sample = Sample(0, {BlockKey(1, "7:1", "read"): block(4096), BlockKey(1, "7:2", "read"): block(4096)})
+    with caplog.at_level("INFO"):
+        views = node.devices(sample, {})
+    assert {view.info.name for view in views.values()} == {"loop1", "7:2"}
+    assert "device loop1 (7:1) is observed only: loop1 is refused: a loop device" in caplog.text
+    node.close()
+
+
 def test_a_device_that_cannot_be_steered_is_observed_only(tmp_path, caplog):
     (name, *_) = (device.device for device in Devices().all())
     rules = [DeviceRule(device=name, read_bytes_per_second=1e9)]

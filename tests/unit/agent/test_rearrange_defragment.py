@@ -1,6 +1,7 @@
 """Which fragmented files are moved: every reason to leave one, and what counts as fragmented."""
 
 import socket
+import threading
 import time
 from dataclasses import replace
 
@@ -35,9 +36,9 @@ def scattered(count, length=64 << 10):
 
 
 FACTS = Facts(
-    size=SIZE, allocated=SIZE, links=1, age_seconds=3600.0, extents=scattered(256), odd=frozenset(), flags=0x80000,
-    extended=0, is_open=False, is_written=False, file_system="ext4", options=frozenset({"rw", "noatime"}),
-    free=10 << 30, total=100 << 30,
+    name_bytes=248, size=SIZE, allocated=SIZE, links=1, age_seconds=3600.0, extents=scattered(256), odd=frozenset(),
+    flags=0x80000, extended=0, is_open=False, is_written=False, file_system="ext4",
+    options=frozenset({"rw", "noatime"}), free=10 << 30, total=100 << 30,
 )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def test_fragmented_is_what_seeks_more_than_it_reads(extents, expected):
 
 def test_a_plain_file_is_moved():
     assert why_leave(FACTS, LARGEST) is None
-    assert why_leave(replace(FACTS, file_system="xfs"), LARGEST) is None
+    assert why_leave(replace(FACTS, file_system="xfs", name_bytes=255), LARGEST) is None
     assert why_leave(replace(FACTS, links=3), LARGEST) is None, "it is one file, whatever its names"
 
 
@@ -91,6 +92,7 @@ def test_a_plain_file_is_moved():
         ({"options": frozenset({"rw", "usrquota"})}, Leave.QUOTA),
         ({"options": frozenset({"rw", "prjquota"})}, Leave.QUOTA),
         ({"size": LARGEST + 1, "allocated": LARGEST + 1}, Leave.TOO_LARGE),
+        ({"name_bytes": 249}, Leave.LONG_NAME),
         ({"is_open": True}, Leave.OPEN),
         ({"is_open": True, "is_written": True}, Leave.WRITABLE),
         ({"age_seconds": 59.0}, Leave.RECENT),
@@ -306,3 +308,24 @@ def test_files_pass_to_the_job_that_reads_them_once_their_own_is_no_longer_serve
     assert made._book.known[A].job == 8
     made._move_one(A, target(7))
     assert A not in made._book.leaves
+
+
+@pytest.mark.parametrize("served", [{}, target(8)])
+def test_a_move_ends_once_its_job_is_served_no_more_whoever_else_is(mover, monkeypatch, served):
+    made, _ = mover
+    stopping = made._move._stopping
+    made._book.note(A, Known(7, "/a", ()))
+    made._book.moving, made._targets = A, target(7) | served
+    monkeypatch.setattr(made, "_look", lambda: None)
+    monkeypatch.setattr(made, "_renewed", time.monotonic() + 60.0)
+    made._move._idle.clear()
+    running = threading.Thread(target=made.run)
+    running.start()
+    try:
+        assert not stopping.wait(0.3)
+        made._targets = served
+        assert stopping.wait(20.0)
+    finally:
+        made._move._idle.set()
+        made._agent.shutdown(socket.SHUT_RDWR)
+        running.join()

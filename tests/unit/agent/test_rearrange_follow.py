@@ -94,6 +94,19 @@ def test_workers_share_the_room_of_the_job_and_pieces_are_in_the_order_of_the_di
     )
 
 
+def test_what_finds_no_room_is_counted_and_asked_for_once_there_is_some():
+    disk = shards()
+    job = Job(disk)
+    job.room = 8 * MIB
+    assert job.asked(job.look(process(disk, 1, ("/data/shard00", 0)))) == 8 * MIB
+    both = [process(disk, 1, ("/data/shard00", 0)), process(disk, 2, ("/data/shard05", 0))]
+    for _ in range(3):
+        assert job.look(*both) == []
+    assert job.follow.skips == {Skip.OVER_BUDGET: 1}
+    both[0] = process(disk, 1, ("/data/shard00", 8 * MIB))
+    assert 5 in {shard for shard, *_ in job.look(*both)}
+
+
 @pytest.mark.parametrize(
     ("flags", "why"),
     [

@@ -135,9 +135,8 @@ def test_a_mover_that_cannot_run_is_said_and_tried_again_later(node):
 
 def test_counts_go_on_with_the_next_mover(node):
     moved = node.run(5).files
-    node.mover.alive = False
-    node.run(0.1)
-    node.mover.alive = True
+    node.mover.die()
+    assert node.run(0.1).why == MoveStop.HELPER_LOST
     assert node.run(40).files > moved + 10
     assert node.mover.starts == 2
     assert node.mending.leaves == {Leave.OPEN: 2}

@@ -1,9 +1,9 @@
 """Where the helpers look: nothing but regular files is opened, and what nobody asks for is forgotten."""
 
 import os
-import threading
 import time
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -11,21 +11,18 @@ from agent import rearrange_places
 from agent.rearrange import Skip
 from agent.rearrange_defragment import Leave
 from agent.rearrange_facts import open_here
+from agent.rearrange_follow import Follow
 from agent.rearrange_helper import Asker
-from agent.rearrange_places import FORGET_SECONDS, Resolver, _place
+from agent.rearrange_places import FORGET_SECONDS, JobPlaces, Resolver, _place
+from tests.unit.waiting_writer import pipe_with_writer
 
 
 @pytest.fixture
 def pipe(tmp_path):
     """A named pipe, and the thread of a writer that waits until somebody opens it for reading."""
     path = tmp_path / "shard-0"
-    os.mkfifo(path)
-    writer = threading.Thread(target=lambda: os.close(os.open(path, os.O_WRONLY)))
-    writer.start()
-    time.sleep(0.1)  # until it waits
-    yield str(path), writer
-    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-    writer.join()
+    with pipe_with_writer(path) as writer:
+        yield str(path), writer
 
 
 def asked(path):
@@ -59,9 +56,63 @@ def test_listings_that_nobody_asks_for_are_forgotten(tmp_path, monkeypatch):
     assert len(resolver._listings) <= 6
 
 
+@pytest.fixture
+def shard(tmp_path):
+    """A file, who it is, and what opens it anew: each time another path below /proc."""
+    path = tmp_path / "shard"
+    path.write_bytes(b"x" * 8192)
+    status, held = path.stat(), []
+
+    def link():
+        held.append(os.open(path, os.O_RDONLY))
+        return f"/proc/self/fd/{held[-1]}"
+
+    yield (status.st_dev, status.st_ino), link, held
+    for descriptor in held:
+        os.close(descriptor)
+
+
+def places_on_any_disk(monkeypatch):
+    places = JobPlaces(Resolver(), Follow())
+    places.devices = frozenset({"8:0"})
+    monkeypatch.setattr(places._resolver, "devices_of", lambda number: places.devices)
+    return places
+
+
+def test_a_file_is_reached_by_who_has_it_open_now(shard, monkeypatch):
+    """In every epoch a shard is opened by other workers, at other descriptors."""
+    file, link, held = shard
+    places, first = places_on_any_disk(monkeypatch), link()
+    wait_for(lambda: places.place(first, file))
+    second = link()
+    os.close(held.pop(0))
+    found = places.place(second, file)
+    assert Path(found.path).samefile(second)
+
+
+def test_a_file_on_a_disk_that_is_not_served_is_left_out(shard, monkeypatch):
+    file, link, _ = shard
+    places, path = places_on_any_disk(monkeypatch), link()
+    wait_for(lambda: places.place(path, file))
+    places.devices = frozenset({"8:16"})
+    monkeypatch.setattr(places._resolver, "devices_of", lambda number: frozenset({"8:0"}))
+    assert places.place(path, file) is None
+    assert places._follow.skips[Skip.OTHER_DEVICE] == 1
+
+
+def test_a_descriptor_that_leads_elsewhere_by_now_says_nothing_of_the_file(shard, tmp_path, monkeypatch):
+    """A worker closes one shard and opens the next one at the same descriptor before anybody has looked."""
+    file, link, _ = shard
+    places = places_on_any_disk(monkeypatch)
+    assert places.place("/proc/self/fd/0", file) is None
+    wait_for(lambda: not places._resolver._pending)
+    now = link()
+    wait_for(lambda: places.place(now, file))
+    assert Skip.VANISHED not in places._follow.skips
+
+
 def wait_for(condition):
-    for _ in range(1000):
-        if condition():
-            return
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)
-    raise AssertionError("waited in vain")

@@ -9,16 +9,19 @@ from prometheus_client import CollectorRegistry
 
 from agent.checks.agent import check
 from agent.core import CoreResult
-from agent.explanation import explain
+from agent.explanation import ENDS, explain
 from agent.loop import Loop
 from agent.metrics import ReportCollector
 from agent.rearrange import IN_FLIGHT_BESIDE
+from agent.rearrange_pay import MoveStop
 from agent.rearrange_process import Told
 from agent.rearrange_stop import Stop, StopSettings
 from agent.rearranger import DiskWatch, Pass, Rearranger
 from agent.snapshot import snapshot
 from agent.types import Decision, DeviceInfo, DeviceView, Job, JobReport, Medium, PoolState, RearrangeReport, Slot
 from bpf.samples import CacheCounters, Sample
+from cgroup.lines import READ_AHEAD, Line
+from cgroup.results import WriteResult
 from tests.unit.agent.builders import CAPACITY, HDD, MIB, device_signals, health, job_view
 from tests.unit.agent.made_reports import story
 
@@ -27,11 +30,11 @@ VIEWS = {HDD: DeviceView(DeviceInfo(HDD, "sda", Medium.HDD, CAPACITY))}
 
 
 class FakeHelper:
-    """Reads ahead what it is allowed to at once, and is used up by the job."""
+    """Reads ahead what it is allowed to at once, half of it from another disk, and is used up by the job."""
 
     def __init__(self):
         self.problem, self.told, self.skips = "", {}, {}
-        self.pid, self.starts, self.works, self.alive = 0, 0, True, True
+        self.pid, self.starts, self.works, self.is_lost = 0, 0, True, False
         self.targets = ()
 
     def start(self):
@@ -44,31 +47,35 @@ class FakeHelper:
 
     def serve(self, targets, now):
         self.targets = tuple(targets)
-        if not self.alive:
-            self.pid = 0
+        self.is_lost = False
         if self.pid:
             self.work()
         return bool(self.pid)
 
+    def die(self):
+        self.pid, self.is_lost, self.targets = 0, True, ()
+
     def work(self):
         for one in self.targets:
             before = self.told.get(one.job, Told())
-            self.told[one.job] = Told(before.ahead + MIB, before.used + MIB, 0, 0)
+            here = {HDD: (before.ahead + MIB) // 2}
+            self.told[one.job] = Told(before.ahead + MIB, before.used + MIB, before.unused, 0, here)
         self.skips = {"direct": self.skips.get("direct", 0) + 1}
 
     def close(self):
-        self.pid = 0
+        self.pid, self.is_lost = 0, False
 
 
 class Enforcer:
     def __init__(self):
-        self.held = []
+        self.held, self.result = [], "written"
 
     def set_read_ahead(self, device, kilobytes, why):
         self.held.append((device, kilobytes))
 
     def release_read_ahead(self, device, why):
         self.held.append((device, None))
+        return [WriteResult(Line(0, "", device, READ_AHEAD), self.result, {}, {}, why)]
 
 
 class Node:
@@ -85,7 +92,7 @@ class Node:
         self.scores = {1: 20.0, 2: 90.0}
         self.used = {1: 0.5, 2: 0.1}
         self.asked = frozenset({SLOT})
-        self.mode = "enforce"
+        self.mode, self.has_cache_probe = "enforce", True
 
     def diskstats(self):
         return f"8 0 sda {self.reads} 0 {self.sectors * self.reads} 0 0 0 0 0 {self.in_flight} {self.busy_ms:.0f} 0\n"
@@ -109,7 +116,7 @@ class Node:
                 self.iterations[number] += 1
                 self.waited[number] += (0.001 if self.helper.targets else self.wait) if number == 1 else 0.0
             self.missed += 0 if self.helper.targets else MIB
-            cache = {1: CacheCounters(self.ticks * MIB, self.missed)}
+            cache = {1: CacheCounters(self.ticks * MIB, self.missed)} if self.has_cache_probe else {}
             decision = Decision({}, {}, {HDD: PoolState(0.15, 0.05, 0.0)}, {}, rearrange=self.asked)
             here = Pass(self.mode, {n: self.report(n) for n in self.jobs}, decision, VIEWS, cache)
             self.last = self.rearranger.step(self.ticks / 10, here)
@@ -135,7 +142,7 @@ def test_starts_the_helper_where_the_policy_asks(node):
     node.asked = frozenset()
     assert node.run(30) == "running", "that nobody asks any more is its success"
     one = node.last.slots[SLOT]
-    assert one.ahead_bytes == node.helper.told[1].ahead - MIB > 0, "as it stood before this pass"
+    assert one.ahead_bytes == (node.helper.told[1].ahead - MIB) // 2 > 0, "this disk's half, as before this pass"
     assert one.hit_ratio == pytest.approx(1.0)
     assert one.gain_seconds == pytest.approx(0.049)
 
@@ -222,14 +229,37 @@ def test_a_helper_that_cannot_run_is_tried_again_later_and_said(node):
 def test_a_helper_that_dies_is_replaced_and_counts_go_on(node):
     node.run(5)
     before, skips = node.last.slots[SLOT].ahead_bytes, node.last.skips["direct"]
-    node.helper.alive = False
+    node.helper.die()
+    assert node.run(0.1) == "cooling", "one that the kernel kills again and again is not started again and again"
+    assert node.last.stops == {Stop.HELPER_LOST: 1}
     node.helper.targets = ()
-    assert node.run(0.1) == "cooling"
-    node.helper.alive, node.helper.targets = True, ()
     node.run(35)
     assert (node.state, node.helper.starts) == ("running", 2)
     assert node.last.slots[SLOT].ahead_bytes > before
     assert node.last.skips["direct"] > skips
+
+
+def test_what_became_of_the_bytes_counts_on_when_a_job_is_served_again(node):
+    """The helper forgets a job that is served no more, but not how much it has read for it."""
+    node.has_cache_probe = False
+    node.run(2)
+    node.helper.told[1] = Told(12 * MIB, 4 * MIB, 8 * MIB, 0)
+    node.run(1.5)
+    assert node.last.slots[SLOT].hit_ratio == pytest.approx(0.7, abs=0.1)
+    node.helper.told[1] = Told(30 * MIB, 0, 0, 0)
+    node.run(2)
+    assert node.last.slots[SLOT].hit_ratio == pytest.approx(1.0)
+
+
+def test_one_that_dies_while_nobody_needs_it_is_no_loss(node):
+    node.run(3)
+    node.jobs, node.asked = (2,), frozenset()
+    node.run(1)
+    node.helper.die()
+    node.run(1)
+    node.jobs, node.asked = (1,), frozenset({SLOT})
+    assert node.run(3) == "running"
+    assert node.last.stops == {}
 
 
 def test_a_job_that_is_gone_is_forgotten_and_the_helper_goes_after_a_while(node):
@@ -250,6 +280,18 @@ def test_read_ahead_of_the_disk_is_raised_meanwhile_where_it_is_less(monkeypatch
     node.mode = "dry-run"
     node.run(0.1)
     assert node.enforcer.held == [(HDD, 4096), (HDD, None)]
+
+
+def test_read_ahead_that_cannot_be_put_back_is_tried_again(monkeypatch):
+    monkeypatch.setattr("agent.rearranger._read_ahead_of", lambda device: 128)
+    node = Node(read_ahead_kilobytes=4096)
+    node.run(3)
+    node.enforcer.result, node.mode = "error", "dry-run"
+    node.run(6)
+    assert node.enforcer.held == [(HDD, 4096), (HDD, None), (HDD, None)]
+    node.enforcer.result = "written"
+    node.run(12)
+    assert node.enforcer.held == [(HDD, 4096), (HDD, None), (HDD, None), (HDD, None)]
 
 
 def test_read_ahead_is_left_alone_by_default_and_where_it_is_more(node, monkeypatch):
@@ -299,7 +341,7 @@ def report_of(node):
     [
         (
             "running",
-            "the agent reads ahead for it, 41 MB so far, it uses 100 % of that, waits 49 ms less per iteration",
+            "the agent reads ahead for it, 20 MB so far, it uses 100 % of that, waits 49 ms less per iteration",
         ),
         ("cooling", "stays from reading ahead for it now (it starves"),
         ("would", "in mode enforce the agent would read ahead for it"),
@@ -310,6 +352,15 @@ def test_it_is_told_in_words(node, state, words):
     row = json.loads(json.dumps(snapshot(report_of(node))))["jobs"][0]
     row["devices"][0]["rearrange"]["state"] = state
     assert words in "\n".join(explain(row, {}))
+
+
+@pytest.mark.parametrize("cause", [*Stop, *MoveStop])
+def test_why_it_ended_is_told_in_words(node, cause):
+    node.run(5)
+    row = snapshot(report_of(node))["jobs"][0]
+    row["devices"][0]["rearrange"] |= {"state": "cooling", "why": str(cause)}
+    row["devices"][0]["defragment"] = {"running": False, "why": str(cause), "moved_files": 0, "moved_bytes": 0}
+    assert "\n".join(explain(row, {})).count(f"({ENDS[cause]})") == 2
 
 
 def test_state_and_metrics_carry_it(node):

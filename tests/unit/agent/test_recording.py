@@ -8,6 +8,8 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -354,12 +356,74 @@ def test_a_full_disk_ends_the_recording_not_the_agent(told, tmp_path, caplog):
                 self.closed = True
                 self.write(b"what is left in the buffer")
 
-    recorder._file.close()
-    recorder._file = Full()
+    recorder._writer._file.close()
+    recorder._writer._file = Full()
     for report, samples in told[:30]:
         recorder.add(report, samples)
     recorder.close()
     assert recorder.problem == "No space left on device"
+    assert caplog.text.count("has ended") == 1
+
+
+class Slow:
+    """A file on a disk that takes nothing until it is let."""
+
+    def __init__(self, file):
+        self._file, self.may = file, threading.Event()
+
+    def write(self, data):
+        self.may.wait()
+        return self._file.write(data)
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """A recorder, and its file, which hangs until it is let."""
+    recorder = Recorder(tmp_path / "x.rec", Config())
+    file = recorder._writer._file = Slow(recorder._writer._file)
+    yield recorder, file
+    file.may.set()
+    recorder.close()
+
+
+def test_a_slow_disk_holds_up_no_pass_and_what_is_left_out_is_counted(told, slow, tmp_path, monkeypatch, caplog):
+    recorder, file = slow
+    monkeypatch.setattr("agent.recording.writer.MOST_WAITING_BYTES", 4000)
+    began = time.monotonic()
+    for report, samples in told[:60]:
+        recorder.add(report, samples)
+    assert time.monotonic() - began < 2
+    kept = 60 - recorder.missed
+    assert 0 < kept < 60
+    file.may.set()
+    while recorder._writer.is_full:
+        time.sleep(0.01)
+    for report, samples in told[60:70]:
+        recorder.add(report, samples)
+    recorder.close()
+    wanted = [*told[:kept], *told[60:70]]
+    for moment, (report, samples) in zip(read(tmp_path / "x.rec"), wanted, strict=True):
+        assert moment.time == report.time
+        assert {job: one.io_stat for job, one in moment.samples.items()} == {
+            job: one.io_stat for job, one in samples.items()
+        }
+    warnings = [record.message for record in caplog.records]
+    assert len(warnings) == 2
+    assert "too slow" in warnings[0]
+    assert f"{60 - kept} passes before this one are missing" in warnings[1]
+
+
+def test_a_disk_that_hangs_at_the_end_is_not_waited_for_for_ever(told, slow, monkeypatch, caplog):
+    recorder, _ = slow
+    monkeypatch.setattr("agent.recording.writer.CLOSE_SECONDS", 0.2)
+    for report, samples in told[:30]:
+        recorder.add(report, samples)
+    recorder.close()
+    recorder.close()
+    assert recorder.problem.startswith("the disk did not take its last 0.")
     assert caplog.text.count("has ended") == 1
 
 
@@ -580,6 +644,11 @@ def test_a_device_that_was_in_no_list_is_told_by_its_number():
     assert "a on 8:16: cap none -> 50 %" in _difference(change, {}, "a")
 
 
+def test_tenths_of_a_second_never_run_back():
+    changes = (Difference(wall, "a", 1, "", "score", 50.0, 60.0) for wall in (59.94, 59.96, 60.04))
+    assert [_difference(change, {}, "a").split()[0][-4:] for change in changes] == ["59.9", "59.9", "00.0"]
+
+
 def run(*arguments):
     command = [sys.executable, "-m", "agent", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -600,8 +669,8 @@ def test_replay_without_capacity_says_that_nothing_could_be_capped(told, tmp_pat
     path = tmp_path / "bare.rec"
     record(path, [(replace(report, devices=_without_capacity(report.devices)), samples) for report, samples in told])
     bare = run("replay", path, "--policy", "paper")
-    assert "No policy could have capped anything: the capacity of no device was known." in bare.stdout
-    assert "replay with --config FILE" in bare.stdout
+    assert "the capacity of no device was known, or the node could not limit it." in bare.stdout
+    assert "Replay with --config FILE that declares it" in bare.stdout
     config = tmp_path / "c.toml"
     config.write_text('[[devices]]\ndevice = "/dev/nvme0n1"\nread_bytes_per_second = "120 MB"\n')
     declared = run("replay", path, "--policy", "paper", "--config", config)

@@ -82,6 +82,17 @@ REFUSAL = "cannot attach block.c to fentry:bio_endio: bpf: Failed to load progra
 
 
 @pytest.mark.parametrize(
+    ("why", "level"),
+    [("nfs is missing: the module is not loaded", "INFO"), ("this kernel takes none of its programs", "WARNING")],
+)
+def test_a_probe_that_only_waits_for_its_module_is_no_warning(why, level, caplog):
+    node = SimpleNamespace(probes=lambda: (ProbeStatus("nfs", ProbeState.UNAVAILABLE, why),))
+    with caplog.at_level("INFO", logger="prefetchd"):
+        run._announce(Config(), node, SimpleNamespace(port=1), "observe")
+    assert [one.levelname for one in caplog.records if "probe nfs" in one.getMessage()] == [level]
+
+
+@pytest.mark.parametrize(
     ("detail", "more"), [(f"{REFUSAL}; {REFUSAL}", " (prefetchd doctor --attach --all says why)"), ("", "")]
 )
 def test_a_probe_is_told_in_a_sentence_and_the_rest_at_debug(detail, more, caplog):

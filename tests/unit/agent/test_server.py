@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from agent import server
-from agent.client import AgentClient
+from agent.client import AgentClient, AgentUnreachable
 from agent.config import ConfigError, MetricsSection
 from agent.errors import PrefetchdError
 from agent.server import MAX_CLIENTS, Endpoint
@@ -71,21 +71,41 @@ def test_health_says_why_not(serve):
     assert get(endpoint, "/readyz")[0] == 200
 
 
+def header(text):
+    return {"Authorization": "Basic " + base64.b64encode(text.encode()).decode()}
+
+
 def test_basic_auth(serve, tmp_path):
     users = tmp_path / "users"
     users.write_text("# scraper\nprom:s3cret:with colon\n")
     users.chmod(0o600)
     endpoint = serve(basic_auth_file=str(users))
-
-    def header(text):
-        return {"Authorization": "Basic " + base64.b64encode(text.encode()).decode()}
-
     assert get(endpoint, "/metrics")[0] == 401
     assert get(endpoint, "/metrics", header("prom:wrong"))[0] == 401
     assert get(endpoint, "/metrics", header("nobody:"))[0] == 401
     assert get(endpoint, "/metrics", {"Authorization": "Basic ###"})[0] == 401
     assert get(endpoint, "/metrics", header("prom:s3cret:with colon"))[0] == 200
     assert get(endpoint, "/healthz")[0] == 200
+
+
+def test_renewed_passwords_are_taken_up_and_what_is_no_password_file_is_said_once(serve, tmp_path, caplog):
+    """Who leaves must be out without a restart, and an editor that saves half a file must lock nobody out."""
+    users = tmp_path / "users"
+    users.write_text("prom:old\n")
+    users.chmod(0o600)
+    endpoint = serve(basic_auth_file=str(users))
+    users.write_text("prom:new\n")
+    assert [get(endpoint, "/metrics", header(who))[0] for who in ("prom:old", "prom:new")] == [401, 200]
+    users.write_text("prom\n")
+    assert [get(endpoint, "/metrics", header("prom:new"))[0] for _ in range(2)] == [200, 200]
+    users.unlink()
+    assert get(endpoint, "/metrics")[0] == 401
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    start = f"going on with the users as they were: Password file {str(users)!r}"
+    assert warnings == [
+        f"{start} has a line that is not user:password; correct it.",
+        f"{start} cannot be read (No such file or directory); check metrics.basic_auth_file.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +165,24 @@ def test_tls_with_client_certificates(serve, certificate):
         get(endpoint, "/metrics", context=trusting)
     trusting.load_cert_chain(cert, key)
     assert get(endpoint, "/metrics", context=trusting)[0] == 200
+
+
+def test_a_client_says_that_the_certificate_is_not_trusted_rather_than_that_nobody_answers(serve, certificate):
+    cert, key = certificate
+    endpoint = serve(certificate=str(cert), key=str(key))
+    url = f"https://127.0.0.1:{endpoint.port}"
+    with pytest.raises(AgentUnreachable) as refused:
+        AgentClient(url).state()
+    assert f"The certificate at {url} is not trusted (self-signed certificate); give --ca FILE" in str(refused.value)
+    assert AgentClient(url, ca=str(cert)).state()
+    with pytest.raises(AgentUnreachable, match="give --address https://"):
+        AgentClient(f"http://127.0.0.1:{endpoint.port}").state()
+
+
+def test_a_client_does_not_speak_of_tls_where_nobody_listens():
+    with pytest.raises(AgentUnreachable) as refused:
+        AgentClient("http://127.0.0.1:1").state()
+    assert str(refused.value).endswith("wait until its log says where it answers, or give --address.")
 
 
 @pytest.mark.parametrize(

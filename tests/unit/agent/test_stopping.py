@@ -38,10 +38,10 @@ def test_disarming_never_interrupts():
 def test_a_signal_ends_a_wait_at_once(number):
     with SignalFlags() as flags:
         flags.started()
-        threading.Timer(0.1, kill, (number,)).start()
         began = time.monotonic()
-        flags.wait(began + 20.0)
-        assert 0.05 < time.monotonic() - began < 10.0
+        threading.Timer(0.1, kill, (number,)).start()
+        flags.wait(began + 60.0)
+        assert 0.1 <= time.monotonic() - began < 50.0
 
 
 def test_a_descriptor_ends_a_wait_and_absent_ones_are_passed_over():
@@ -51,8 +51,8 @@ def test_a_descriptor_ends_a_wait_and_absent_ones_are_passed_over():
             flags.started()
             os.write(writing, b".")
             began = time.monotonic()
-            flags.wait(began + 20.0, (-1, reading))
-            assert time.monotonic() - began < 10.0
+            flags.wait(began + 60.0, (-1, reading))
+            assert time.monotonic() - began < 50.0
     finally:
         os.close(reading)
         os.close(writing)

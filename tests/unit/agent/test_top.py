@@ -244,6 +244,11 @@ def test_frame_tells_what_matters(states):
     assert "probe nfs unavailable: sunrpc is not loaded" in text
 
 
+def test_a_probe_that_only_waits_for_its_module_takes_no_line(states):
+    waiting = {"name": "nfs", "state": "unavailable", "why": "nfs is missing: the module is not loaded", "tier": ""}
+    assert "probe nfs" not in "\n".join(shown(states[70] | {"probes": [waiting]}))
+
+
 def capped(states):
     """(state, id) of the first pass in which a job had a cap."""
     return next(
@@ -410,7 +415,7 @@ class Terminal:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.text = ""
 
-    def until(self, words, seconds=20.0):
+    def until(self, words, seconds=60.0):
         deadline = time.monotonic() + seconds
         while words not in self.text:
             assert time.monotonic() < deadline, self.text[-2000:]
@@ -426,7 +431,7 @@ class Terminal:
         os.write(self.fd, data)
 
     def end(self):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if select.select([self.fd], [], [], 0.05)[0]:
                 with contextlib.suppress(OSError):

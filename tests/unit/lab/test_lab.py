@@ -2,12 +2,12 @@
 
 import fcntl
 import os
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from agent.simulate.scenario import Device
-from tests.lab import LabBroken, LabTimeout, LabUnavailable
+from tests.lab import LabBroken, LabTimeout, LabUnavailable, machine
 from tests.lab import __main__ as command_line
 from tests.lab.cache import lock_path, machine_lock, work_folder
 from tests.lab.host import remember_accelerator, remembered_accelerator
@@ -139,17 +139,19 @@ def test_a_lockup_is_read_from_the_console():
     assert locked_up_seconds("[ 1.0] clocksource: stuck for nothing\n") == 0
 
 
-def test_a_guest_that_falls_silent_is_given_up(tmp_path):
-    heard, path = [], tmp_path / "0.out"
-    follower = _Follower(path, heard.append, silence=0.05)
+def test_a_guest_that_falls_silent_is_given_up(tmp_path, monkeypatch):
+    heard, path, clock = [], tmp_path / "0.out", SimpleNamespace(now=100.0)
+    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    follower = _Follower(path, heard.append, silence=0.05, _heard_at=clock.now)
     path.write_text("agent ready\n")
     follower.poll()
+    clock.now += 0.04
     follower.poll()
-    time.sleep(0.06)
+    clock.now += 0.04
     with path.open("a") as file:
         file.write("one: none\n")
     follower.poll()
     assert b"".join(heard) == b"agent ready\none: none\n"
-    time.sleep(0.06)
+    clock.now += 0.06
     with pytest.raises(LabTimeout, match=r"printed nothing for 0.05 s; its last words are in .*0\.out"):
         follower.poll()

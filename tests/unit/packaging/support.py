@@ -83,6 +83,7 @@ def busy_report(step: int = 1, at: float = 1_700_000_000.0) -> TickReport:
         probes=(
             ProbeStatus("block", ProbeState.ATTACHED, lost_events=step, map_fill_ratio=0.2),
             ProbeStatus("dataloader", ProbeState.DEGRADED, "no uprobe", lost_events=0, map_fill_ratio=0.1),
+            ProbeStatus("hint", ProbeState.ATTACHED, counts=(("received", 100 * step), ("unmanaged", step))),
         ),
         ticks=10 * step,
         duration_seconds=0.004,
