@@ -189,8 +189,8 @@ def _mapped(path, block, calls, first):
 def _mapped_apart(path, block, calls, first):
     """Each block has a mapping of its own, so that a fault maps no more than its page around itself."""
     times, moved = [], 0
-    room = calls + 100  # each mapping holds a descriptor
-    resource.setrlimit(resource.RLIMIT_NOFILE, (room, max(room, resource.getrlimit(resource.RLIMIT_NOFILE)[1])))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each mapping holds a descriptor
     with Path(path).open("rb") as file:
         places = range(first, first + calls * block, block)
         views = [mmap.mmap(file.fileno(), mmap.PAGESIZE, prot=mmap.PROT_READ, offset=at) for at in places]
