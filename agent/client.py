@@ -96,7 +96,7 @@ class AgentClient:
         request = urllib.request.Request(self.url + path, headers=self._headers())  # noqa: S310 - the scheme is checked
         # An environment's http_proxy is for the world outside; the agent is on this node or named outright.
         opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._tls())
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._tls()), _NoRedirects()
         )
         try:
             with opener.open(request, timeout=self.timeout_seconds) as answer:
@@ -139,6 +139,15 @@ class AgentClient:
                 f"Certificate {pair} cannot be used ({_tls_reason(error)}); check --certificate and --key."
             ) from None
         return context
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """An agent sends nobody elsewhere, and who else answers is shown what identifies us no further."""
+
+    def http_error_302(self, *_: Any) -> None:
+        """Not handled: it becomes an HTTPError."""
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # type: ignore[assignment]
 
 
 def _fulfil(answer: Future[bytes], ask: Callable[[], bytes]) -> None:

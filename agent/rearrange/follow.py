@@ -34,6 +34,9 @@ STALE_SECONDS = 10.0
 HELD_TASKS = 4
 """A worker that finds its files in the cache takes several tasks between two looks."""
 MOST_NEXT = 64
+"""Files of a folder that are looked for behind the present one."""
+MOST_COUNTED = 1 << 16
+"""Files and reasons of one job that are counted."""
 MOST_ROOTS = 8
 """The root of the numbered files is looked for again at most this often: it may grow as more files are seen."""
 
@@ -126,13 +129,20 @@ class Asked:
 
 @dataclass(slots=True)
 class Follow:
-    """One job. `used_bytes` and `unused_bytes` are cumulative; `skips` counts each file and reason once."""
+    """One job. `used_bytes` and `unused_bytes` are cumulative; `skips` counts each file and reason once.
+
+    Samples have numbers where index messages were seen: `_tasks` is what waits in each index pipe (by inode),
+    `_in_hand` the numbers of the last tasks that were taken out of each, `_numbered` the pipes that have held any.
+    `_root` is the folder above all files that workers opened for them, `_roots` how often that changed, `_index` which
+    file a number means. `_has_backlog`: none of these pipes was empty at the last two looks, so no task went through
+    unseen.
+    """
 
     used_bytes: int = 0
     unused_bytes: int = 0
     skips: Counter[Skip] = field(default_factory=Counter)
     _asked: dict[Key, Asked] = field(default_factory=dict)
-    _told: set[tuple[object, Skip]] = field(default_factory=set)
+    _counted: set[tuple[object, Skip]] = field(default_factory=set)
     _orders: dict[tuple[int, str], DirectoryOrder] = field(default_factory=dict)
     _in_hand: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     _tasks: dict[int, tuple[Task, ...]] = field(default_factory=dict)
@@ -145,8 +155,8 @@ class Follow:
 
     def skip(self, what: object, why: Skip) -> None:
         """Count that something is not read ahead; once, however often it is looked at."""
-        if (what, why) not in self._told and len(self._told) < 1 << 16:
-            self._told.add((what, why))
+        if (what, why) not in self._counted and len(self._counted) < MOST_COUNTED:
+            self._counted.add((what, why))
             self.skips[why] += 1
 
     @property

@@ -6,170 +6,32 @@ agent names them again at least once in `LEASE_SECONDS`; where it stands still, 
 agent's end of the socket closes, however the agent died, this process goes back to the cgroup that it came from,
 removes its own, and ends. Files are opened for reading alone and only while a window of theirs is asked for.
 
-Looking must not wait for the disk, so other threads do what may block: `Resolver` finds out where files lie, `Asker`
-asks for windows.
+Looking must not wait for the disk, so other threads do what may block: those of the `Resolver` find out where files
+lie, and each job has an `Asker` that asks for its windows.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import queue
 import resource
 import socket
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent.rearrange import files
+from agent.rearrange.asker import Ahead, Asker, Order, Target, may_read
 from agent.rearrange.child import listen, live
 from agent.rearrange.follow import Follow, Seen
 from agent.rearrange.index import Task, tasks_in
 from agent.rearrange.places import JobPlaces, Resolver
-from agent.rearrange.window import LEAST_RATE, FileId, Piece, Skip, job_window_bytes
-from bpf.regular_file import NotRegular, open_regular
+from agent.rearrange.window import Skip, job_window_bytes
 
 LOOK_SECONDS = 0.03
 TELL_SECONDS = 0.1
 LEASE_SECONDS = 3.0
-BURST_SECONDS = 0.05
-GIVE_WAY_SECONDS = 0.1
-"""The longest wait of one request for room in the disk's queue: where others keep it full, this still goes on."""
-POLL_SECONDS = 0.002
-PACE_SECONDS = 0.05
-"""A window that waits for its rate is given up this soon after its job is served no more."""
-OPEN_FILES = 4096
-
-
-class Target(NamedTuple):
-    """A job to read ahead for: the folder of its cgroup, its disks (maj:min), bytes/s that may be asked for.
-
-    `in_flight`: see `agent.rearrange.process.Target`.
-    """
-
-    job: int
-    folder: str
-    devices: frozenset[str]
-    bytes_per_second: float
-    in_flight: int
-
-
-class Order(NamedTuple):
-    """A window to ask for: whose it is, pieces in physical order, a path to each of their files, and its disks."""
-
-    job: int
-    pieces: tuple[Piece, ...]
-    paths: Mapping[FileId, str]
-    devices: Mapping[FileId, frozenset[str]]
-
-
-class Asker:
-    """Asks for one window after the other, at no more than the rate of its job; one window may wait.
-
-    `targets` is who is served now: what is under way for anybody else is given up, or others would wait behind it.
-    """
-
-    def __init__(self) -> None:
-        self.targets: Mapping[int, Target] = {}
-        self._orders: queue.Queue[Order] = queue.Queue(1)
-        self._free_at: dict[int, float] = {}
-        self.ahead_bytes: Counter[int] = Counter()
-        self.device_bytes: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        self.skips: Counter[Skip] = Counter()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it takes another window now."""
-        return self._orders.empty()
-
-    def put(self, order: Order) -> None:
-        """Take a window; only while `is_free`."""
-        self._orders.put(order)
-
-    def _run(self) -> None:
-        while True:
-            self._carry_out(self._orders.get())
-
-    def _carry_out(self, order: Order) -> None:
-        descriptors: dict[FileId, int] = {}
-        try:
-            for file, path in order.paths.items():
-                descriptor = self._open(file, path)
-                if descriptor is not None:
-                    descriptors[file] = descriptor
-            for piece in order.pieces:
-                if piece.file in descriptors and not self._ask(order, piece, descriptors[piece.file]):
-                    return
-        finally:
-            for descriptor in descriptors.values():
-                os.close(descriptor)
-
-    def _open(self, file: FileId, path: str) -> int | None:
-        """The file, if it is still the one that is meant."""
-        try:
-            descriptor = open_regular(path)
-        except NotRegular:
-            self.skips[Skip.VANISHED] += 1
-            return None
-        except OSError:
-            self.skips[Skip.VANISHED] += not files.is_link(path)  # one that was closed has not vanished
-            return None
-        status = os.fstat(descriptor)
-        if (status.st_dev, status.st_ino) == file:
-            return descriptor
-        os.close(descriptor)
-        self.skips[Skip.VANISHED] += 1
-        return None
-
-    def _ask(self, order: Order, piece: Piece, descriptor: int) -> bool:
-        """Ask for what is missing of a piece; False where the job is not served any more."""
-        job = order.job
-        missing = files.missing_bytes(descriptor, piece.offset, piece.length)
-        if not missing:
-            return True
-        target = self._turn(job)
-        if target is None:
-            return False
-        free_at = max(self._free_at.get(job, 0.0), time.monotonic() - BURST_SECONDS)
-        self._free_at[job] = free_at + missing / target.bytes_per_second
-        give_way(target)
-        with suppress(OSError):
-            files.ask_for(descriptor, piece.offset, piece.length)
-            self._count(order, piece.file, missing)
-        return True
-
-    def _count(self, order: Order, file: FileId, size: int) -> None:
-        """A file that lies on several disks (md, LVM) counts in equal parts: which holds how much is not looked up."""
-        self.ahead_bytes[order.job] += size
-        for device in order.devices[file]:
-            self.device_bytes[order.job][device] += size // len(order.devices[file])
-
-    def _turn(self, job: int) -> Target | None:
-        """Wait until the job's rate allows more; None once nothing may be read for it."""
-        while (target := self.targets.get(job)) is not None and may_read(target):
-            left = self._free_at.get(job, 0.0) - time.monotonic()
-            if left <= 0.0:
-                return target
-            time.sleep(min(left, PACE_SECONDS))
-        return None
-
-
-def may_read(target: Target) -> bool:
-    """Whether there is a rate to speak of: with the elastic part lent out and others in need there may be none."""
-    return target.bytes_per_second >= LEAST_RATE
-
-
-def give_way(target: Target) -> None:
-    """Wait while a disk of the job has as much in hand as others can bear, but not for ever."""
-    end = time.monotonic() + GIVE_WAY_SECONDS
-    while target.in_flight and time.monotonic() < end:
-        if max(map(files.in_flight, target.devices), default=0) < target.in_flight:
-            return
-        time.sleep(POLL_SECONDS)
 
 
 class Helper:
@@ -179,26 +41,25 @@ class Helper:
         self._agent = agent
         self._budget_bytes = budget_bytes
         self._resolver = Resolver()
-        self._asker = Asker()
         self._pipes = files.PipeReader()
         self._targets: Mapping[int, Target] = {}
         self._follows: dict[int, Follow] = {}
-        self._renewed = 0.0
-        self._told = 0.0
-        self._took = 0.0
+        self._askers: dict[int, Asker] = {}
+        self._ahead: defaultdict[int, Ahead] = defaultdict(Ahead)
+        self._renewed_at = self._told_at = self._look_seconds = 0.0
 
     def run(self) -> None:
         """Return when the agent is gone. Between two looks it rests as long as one takes: a job can have much open."""
-        while listen(self._agent, max(LOOK_SECONDS, self._took) if self._targets else 1.0, self._obey):
+        while listen(self._agent, max(LOOK_SECONDS, self._look_seconds) if self._targets else 1.0, self._obey):
             now = time.monotonic()
-            if now - self._renewed > LEASE_SECONDS:
+            if now - self._renewed_at > LEASE_SECONDS:
                 self._take({})
             for target in self._targets.values():
                 self._serve(target, now)
-            if self._targets and now - self._told >= TELL_SECONDS:
-                self._told = now
+            if self._targets and now - self._told_at >= TELL_SECONDS:
+                self._told_at = now
                 self._tell()
-            self._took = min(time.monotonic() - now, LEASE_SECONDS / 2)
+            self._look_seconds = min(time.monotonic() - now, LEASE_SECONDS / 2)
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         found = (
@@ -207,29 +68,35 @@ class Helper:
         )
         self._take({target.job: target for target in found})
         self._follows = {job: follow for job, follow in self._follows.items() if job in self._targets}
-        self._renewed = time.monotonic()
+        self._renewed_at = time.monotonic()
 
     def _take(self, targets: Mapping[int, Target]) -> None:
         """Serve these jobs from now on."""
-        self._targets = self._asker.targets = targets
+        self._targets = targets
+        for job in self._askers.keys() - targets.keys():
+            self._askers.pop(job).close()
+        for job, target in targets.items():
+            if job in self._askers:
+                self._askers[job].target = target
+            else:
+                self._askers[job] = Asker(target, self._ahead[job])
 
     def _serve(self, target: Target, now: float) -> None:
         """Look at one job and, where it has room, ask for its next window."""
         follow = self._follows.setdefault(target.job, Follow())
         seen, tasks = self._look(target, follow)
-        places = JobPlaces(self._resolver, follow)
-        places.root = f"/proc/{seen[0].pid}/root" if seen else ""
-        places.devices = target.devices
+        root = f"/proc/{seen[0].pid}/root" if seen else ""
+        places = JobPlaces(self._resolver, follow, root, target.devices)
         room = job_window_bytes(len(seen), self._budget_bytes, len(self._targets))
         wanted = follow.look(now, seen, tasks, places, room)
-        if not wanted or not self._asker.is_free or not may_read(target):
+        if not wanted or not may_read(target) or not self._askers[target.job].is_free:
             return
         window = follow.window(now, wanted, room)
         if window.pieces:
             paths = {place.file: place.path for _, _, place in wanted}
             needed = {piece.file for piece in window.pieces}
             devices = {file: self._resolver.devices_of(file[0]) & target.devices for file in needed}
-            self._asker.put(Order(target.job, window.pieces, {file: paths[file] for file in needed}, devices))
+            self._askers[target.job].put(Order(window.pieces, {file: paths[file] for file in needed}, devices))
 
     def _look(self, target: Target, follow: Follow) -> tuple[list[Seen], dict[int, list[Task]]]:
         """The job's processes that have files or index pipes, and what the pipes hold."""
@@ -253,22 +120,23 @@ class Helper:
         return seen, tasks
 
     def _tell(self) -> None:
-        skips = Counter(self._asker.skips)
+        skips = Counter({Skip.VANISHED: sum(one.vanished for one in self._ahead.values())})
         for follow in self._follows.values():
             skips.update(follow.skips)
         jobs = {
-            job: [self._asker.ahead_bytes[job], follow.used_bytes, follow.unused_bytes, follow.outstanding_bytes,
-                  dict(self._asker.device_bytes[job])]
+            job: [self._ahead[job].bytes, follow.used_bytes, follow.unused_bytes, follow.outstanding_bytes,
+                  dict(self._ahead[job].device_bytes)]
             for job, follow in self._follows.items()
         }  # fmt: skip
         with suppress(OSError):
-            self._agent.send(json.dumps({"jobs": jobs, "skips": skips}).encode(), socket.MSG_DONTWAIT)
+            self._agent.send(json.dumps({"jobs": jobs, "skips": +skips}).encode(), socket.MSG_DONTWAIT)
 
 
 def allow_many_files() -> None:
-    """A window is asked for with all its files open."""
+    """Every job's window is asked for with all its files open: as many as the hard limit allows."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main(arguments: list[str]) -> None:

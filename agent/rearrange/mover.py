@@ -140,21 +140,21 @@ class Mover:
         self._mounts: dict[tuple[Mount, ...], tuple[Mount, ...]] = {}
         self._book = Book()
         self._move = Move(largest_bytes)
-        self._renewed = self._told = self._looked = 0.0
+        self._renewed_at = self._told_at = self._looked_at = 0.0
         threading.Thread(target=self._work, daemon=True).start()
 
     def run(self) -> None:
         """Return when the agent is gone; the tool has ended then."""
         while listen(self._agent, 0.1 if self._targets else 1.0, self._obey):
             now = time.monotonic()
-            if now - self._renewed > LEASE_SECONDS:
+            if now - self._renewed_at > LEASE_SECONDS:
                 self._targets = {}
             self._end_unserved()
-            if self._targets and now - self._looked >= LOOK_SECONDS:
-                self._looked = now
+            if self._targets and now - self._looked_at >= LOOK_SECONDS:
+                self._looked_at = now
                 self._look()
-            if now - self._told >= TELL_SECONDS:
-                self._told = now
+            if now - self._told_at >= TELL_SECONDS:
+                self._told_at = now
                 self._tell()
         devices = {device for target in self._targets.values() for device in target.devices}
         self._targets = {}
@@ -180,7 +180,7 @@ class Mover:
                    one["requests_per_second"]) for one in message["targets"]
         ]  # fmt: skip
         self._targets = {target.job: target for target in found}
-        self._renewed = time.monotonic()
+        self._renewed_at = time.monotonic()
 
     def _look(self) -> None:
         """Note what files the jobs have open, on their disks; what a file is like is found out by the other thread."""
@@ -219,7 +219,8 @@ class Mover:
         target = jobs.get(known.job)
         if target is None:  # it has become another job's just now
             return
-        self._move.bytes_per_second, self._move.requests_per_second = target[3:]
+        self._move.bytes_per_second = target.bytes_per_second
+        self._move.requests_per_second = target.requests_per_second
         self._book.moving = file
         with suppress(Stopped):
             self._book.tried(file, self._move.carry_out(known.path, file, known.theirs), time.monotonic())

@@ -134,23 +134,23 @@ def _place(path: str, file: FileId | None) -> Place | Skip:
 
 
 class JobPlaces:
-    """The resolver as one job sees it: paths of its own file system, files on its disks; counts why others are not."""
+    """The resolver as one job sees it: paths below its `root`, files on its `devices`; counts why others are not."""
 
-    def __init__(self, resolver: Resolver, follow: Follow) -> None:
+    def __init__(self, resolver: Resolver, follow: Follow, root: str, devices: frozenset[str]) -> None:
         self._resolver = resolver
         self._follow = follow
-        self.root = ""
-        self.devices: frozenset[str] = frozenset()
+        self._root = root
+        self._devices = devices
 
     def place(self, path: str, file: FileId | None = None) -> Place | None:
         """See `Places`; a path below /proc is one already."""
-        found = self._resolver.place(path if file is not None else self.root + path, file)
+        found = self._resolver.place(path if file is not None else self._root + path, file)
         if found is None:
             return None
         if isinstance(found, Skip):
             self._follow.skip(file or path, found)
             return None
-        if not self._resolver.devices_of(found.file[0]) & self.devices:
+        if not self._resolver.devices_of(found.file[0]) & self._devices:
             self._follow.skip(found.file, Skip.OTHER_DEVICE)
             return None
         for why in found.skips:
@@ -159,8 +159,8 @@ class JobPlaces:
 
     def listing(self, root: str, *, below: bool) -> Sequence[str] | None:
         """See `Places`."""
-        found = self._resolver.listing(self.root + root, below=below)
-        return None if found is None else _Stripped(found, len(self.root))
+        found = self._resolver.listing(self._root + root, below=below)
+        return None if found is None else _Stripped(found, len(self._root))
 
 
 class _Stripped(Sequence[str]):

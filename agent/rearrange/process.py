@@ -116,6 +116,7 @@ class HelperBase(ABC, Generic[T]):
     _ending: tuple[int, threading.Thread] | None = None
     """The process id of the last one that was told to end, and the thread that sees to it."""
     _caps: dict[str, int] = field(default_factory=dict)
+    """Bytes/s for which the limit of its cgroup was last written, by disk."""
     _sent: str = ""
     _sent_at: float = 0.0
 

@@ -67,17 +67,21 @@ class Pass:
 
 
 class _Counts(NamedTuple):
-    """Bytes that the helper told for a job, and what of `ahead` came from one disk."""
+    """Bytes that the helper told for a job, and what of `ahead` came from the disk that the slot is on."""
 
     ahead: int = 0
     used: int = 0
     unused: int = 0
-    here: int = 0
+    from_disk: int = 0
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One job on one disk: its judge, the share it used when reading ahead began, what was counted before `last`."""
+    """One job on one disk: its judge, and the share of the disk that it used when reading ahead began.
+
+    `last` is what the helper told, `earlier` the sum of what it had told each time before it began at zero again.
+    `would`: a dry run has said that it would read ahead.
+    """
 
     judge: Judge
     own_share: float = 0.0
@@ -280,7 +284,7 @@ class Rearranger:
             slot: Rearranged(
                 state="would" if one.would else str(one.judge.state),
                 why=one.judge.why if self._reads_ahead else "switched off",
-                ahead_bytes=one.earlier.here + one.last.here,
+                ahead_bytes=one.earlier.from_disk + one.last.from_disk,
                 hit_ratio=one.judge.hit_ratio,
                 gain_seconds=one.judge.gain_seconds,
             )

@@ -23,6 +23,10 @@ MEMORY_WINDOWS = 3
 """Pages that were read ahead stay in the helper's memory until they are used: a limit below three windows would drop
 them before that, which is worse than not to read ahead at all."""
 
+IN_FLIGHT_BESIDE = 8
+"""Requests in hand of a disk that other jobs read from, up to which more is read ahead: enough for the drive to choose
+the nearest among, few enough that what somebody waits for is not behind a whole window of small pieces."""
+
 LEAST_RATE = MIB
 """Bytes/s: nobody is read ahead for at less, since one piece would take longer than a second."""
 
@@ -154,11 +158,6 @@ def plan_window(wanted: Sequence[Range], extents: Mapping[FileId, Sequence[Exten
         taken.append(part)
         left -= size
     return Window(tuple(sorted(pieces)), tuple(taken), over)
-
-
-IN_FLIGHT_BESIDE = 8
-"""Requests in hand of a disk that other jobs read from, up to which more is read ahead: enough for the drive to choose
-the nearest among, few enough that what somebody waits for is not behind a whole window of small pieces."""
 
 
 def helper_share(elastic_free: float, own: float, others: float, *, others_tight: bool, usable: float = 0.97) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import time
@@ -55,7 +56,21 @@ def _open(path: FilePath) -> tuple[BinaryIO, int]:
     if length and not is_recording:
         file.close()
         raise PrefetchdError(f"File {str(path)!r} exists and is no recording; choose another name.")
+    if not _locked(file):
+        file.close()
+        raise PrefetchdError(f"Recording {str(path)!r} is being written by another agent; choose another path.")
     return file, length
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Whether the file is ours until it is closed; also where its file system knows no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 class Recorder:

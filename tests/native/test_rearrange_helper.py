@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from agent.rearrange import files
-from agent.rearrange import helper as rearrange_helper
+from agent.rearrange.asker import GIVE_WAY_SECONDS, POLL_SECONDS, Ahead, Asker, Order, give_way
+from agent.rearrange.asker import Target as HelperTarget
+from agent.rearrange.helper import LEASE_SECONDS
 from agent.rearrange.process import HelperProcess, MoverProcess, Target
 from agent.rearrange.window import Extent, Piece, Skip
 from cgroup.devices import Devices
@@ -189,19 +191,19 @@ def seconds_of(call, *arguments):
 def test_while_the_disk_has_much_in_hand_it_asks_for_little(folder, monkeypatch):
     path = cold_file(folder / "shard", 2 * MIB)
     status = path.stat()
-    target = rearrange_helper.Target(1, "", frozenset({"8:0"}), 1e9, 8)
+    target = HelperTarget(1, "", frozenset({"8:0"}), 1e9, 8)
     monkeypatch.setattr(files, "in_flight", lambda device: {"8:0": 8}[device])
     pieces = tuple(Piece(at, (status.st_dev, status.st_ino), at, MIB) for at in (0, MIB))
-    asker, began = rearrange_helper.Asker(), time.monotonic()
-    asker.targets = {1: target}
-    asker.put(rearrange_helper.Order(1, pieces, {pieces[0].file: str(path)}, {pieces[0].file: target.devices}))
-    while asker.ahead_bytes[1] < 2 * MIB:
+    asker, began = Asker(target, Ahead()), time.monotonic()
+    asker.put(Order(pieces, {pieces[0].file: str(path)}, {pieces[0].file: target.devices}))
+    while asker.ahead.bytes < 2 * MIB:
         assert time.monotonic() < began + 60
         time.sleep(0.001)
-    assert time.monotonic() - began >= 2 * rearrange_helper.GIVE_WAY_SECONDS
+    assert time.monotonic() - began >= 2 * GIVE_WAY_SECONDS
+    asker.close()
     for in_flight in (9, 0):
         able = target._replace(in_flight=in_flight)
-        assert min(seconds_of(rearrange_helper.give_way, able) for _ in range(5)) < rearrange_helper.POLL_SECONDS
+        assert min(seconds_of(give_way, able) for _ in range(5)) < POLL_SECONDS
 
 
 def test_what_a_disk_has_in_hand(folder, device):
@@ -362,7 +364,7 @@ def test_an_agent_that_stands_still_has_nothing_more_read(opener, folder, device
             pid = int(agent.stdout.readline())
             wait_until(lambda: cached_bytes(path) > MIB, said="nothing was read ahead")
             os.kill(agent.pid, signal.SIGSTOP)
-            time.sleep(rearrange_helper.LEASE_SECONDS + 0.5)
+            time.sleep(LEASE_SECONDS + 0.5)
             asked = cached_set(path, 64 * MIB)
             assert MIB < len(asked) * mmap.PAGESIZE < 32 * MIB, "all was read ahead"
             process.stdin.write(f"{8 * MIB}\n")

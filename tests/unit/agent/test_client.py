@@ -65,6 +65,20 @@ def test_what_no_agent_says_is_told_as_such(answering, body):
         AgentClient(answering(whole(body))).state()
 
 
+@pytest.mark.parametrize("target", ["http://[::", "http://127.0.0.1:{port}/elsewhere", "file:///etc/hostname"])
+def test_no_other_address_is_asked_instead(answering, tmp_path, target):
+    """It would be shown the password."""
+    password = tmp_path / "password"
+    password.write_text("a:b")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(0.2)
+        head = f"HTTP/1.1 302 Found\r\nLocation: {target.format(port=other.getsockname()[1])}\r\n\r\n"
+        with pytest.raises(AgentUnreachable, match="answers 302 Found; check --address"):
+            AgentClient(answering(head.encode()), auth_file=str(password), timeout_seconds=1.0).state()
+        with pytest.raises(TimeoutError):
+            other.accept()
+
+
 @pytest.mark.parametrize("line", [b"\x1b[31m" * 5000, b"HTTP/1.1 500 \x1b[31m" + b"x" * 60_000 + b"\r\n\r\n"])
 def test_words_from_elsewhere_steer_no_terminal(answering, line):
     with pytest.raises(AgentUnreachable) as told:

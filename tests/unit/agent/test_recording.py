@@ -234,6 +234,19 @@ def test_a_torn_recording_is_continued_behind_its_last_good_frame(told, tmp_path
         assert [end for _, _, end in frames(opened)][-1] == path.stat().st_size
 
 
+def test_a_recording_has_one_writer(told, tmp_path):
+    """Two agents, each with a state directory of its own, would write over each other's frames."""
+    path = tmp_path / "x.rec"
+    first = Recorder(path, Config())
+    with pytest.raises(PrefetchdError, match=f"Recording '{path}' is being written by another agent; choose another"):
+        Recorder(path, Config())
+    for report, samples in told[:10]:
+        first.add(report, samples)
+    first.close()
+    record(path, told[10:20])
+    assert len(list(read(path))) == 20
+
+
 def test_a_long_recording_is_continued_without_being_read(told, tmp_path, monkeypatch):
     path = tmp_path / "long.rec"
     record(path, told[:30])

@@ -317,7 +317,7 @@ def test_a_move_ends_once_its_job_is_served_no_more_whoever_else_is(mover, monke
     made._book.note(A, Known(7, "/a", ()))
     made._book.moving, made._targets = A, target(7) | served
     monkeypatch.setattr(made, "_look", lambda: None)
-    monkeypatch.setattr(made, "_renewed", time.monotonic() + 60.0)
+    monkeypatch.setattr(made, "_renewed_at", time.monotonic() + 60.0)
     made._move._idle.clear()
     running = threading.Thread(target=made.run)
     running.start()

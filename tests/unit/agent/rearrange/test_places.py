@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agent.rearrange import places as rearrange_places
+from agent.rearrange.asker import Ahead, Asker, Target
 from agent.rearrange.defragment import Leave
 from agent.rearrange.facts import open_here
 from agent.rearrange.follow import Follow
-from agent.rearrange.helper import Asker
 from agent.rearrange.places import FORGET_SECONDS, JobPlaces, Resolver, _place
 from agent.rearrange.window import Skip
 from tests.unit.waiting_writer import pipe_with_writer
@@ -26,7 +26,9 @@ def pipe(tmp_path):
 
 
 def asked(path):
-    return Asker()._open((0, 0), path)
+    asker = Asker(Target(1, "", frozenset(), 1e9, 0), Ahead())
+    asker.close()
+    return asker._open((0, 0), path)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +75,8 @@ def shard(tmp_path):
 
 
 def places_on_any_disk(monkeypatch):
-    places = JobPlaces(Resolver(), Follow())
-    places.devices = frozenset({"8:0"})
-    monkeypatch.setattr(places._resolver, "devices_of", lambda number: places.devices)
+    places = JobPlaces(Resolver(), Follow(), "", frozenset({"8:0"}))
+    monkeypatch.setattr(places._resolver, "devices_of", lambda number: frozenset({"8:0"}))
     return places
 
 
@@ -94,8 +95,7 @@ def test_a_file_on_a_disk_that_is_not_served_is_left_out(shard, monkeypatch):
     file, link, _ = shard
     places, path = places_on_any_disk(monkeypatch), link()
     wait_for(lambda: places.place(path, file))
-    places.devices = frozenset({"8:16"})
-    monkeypatch.setattr(places._resolver, "devices_of", lambda number: frozenset({"8:0"}))
+    monkeypatch.setattr(places._resolver, "devices_of", lambda number: frozenset({"8:16"}))
     assert places.place(path, file) is None
     assert places._follow.skips[Skip.OTHER_DEVICE] == 1
 
