@@ -8,6 +8,7 @@
 #include <uapi/linux/ptrace.h>
 
 #define VM_FAULT_NOPAGE 0x100  // include/linux/mm_types.h: the range was mapped
+#define VM_FAULT_LOCKED 0x200  // the page was found; a fault that waited for it returns without, and is tried again
 #define S_IFMT_MASK 0170000
 #define S_IFREG_BITS 0100000
 #define FAULT_WINDOW_NS 5000000  // a fault adds its pages at once; its end cannot be seen by tracepoints
@@ -19,7 +20,9 @@ struct cache_t {
 
 struct inside_t {
     u64 owner;
-    u64 until;  // 0: until the call returns
+    u64 until;    // 0: until the call returns
+    u64 mapping;  // this and the next: the page of a fault that a tracepoint saw
+    u64 index;
 };
 
 struct range_t {
@@ -56,15 +59,12 @@ static __always_inline void add_read(u64 owner, u64 bytes)
         __sync_fetch_and_add(&counters->read_bytes, bytes);
 }
 
-static __always_inline int enter(u64 window)
+static __always_inline int enter(void)
 {
     u32 thread = bpf_get_current_pid_tgid();
     struct inside_t now = {.owner = current_owner()};
-    if (!now.owner)
-        return 0;
-    if (window)
-        now.until = bpf_ktime_get_ns() + window;
-    inside.update(&thread, &now);
+    if (now.owner)
+        inside.update(&thread, &now);
     return 0;
 }
 
@@ -81,12 +81,9 @@ static __always_inline int leave(s64 bytes)
     return 0;
 }
 
-static __always_inline int fault(u64 window)
+static __always_inline int leave_fault(u32 result)
 {
-    u64 owner = current_owner();
-    if (owner)
-        add_read(owner, PAGE_BYTES);
-    return enter(window);
+    return leave(result & VM_FAULT_LOCKED ? PAGE_BYTES : 0);
 }
 
 int page_added(struct tracepoint__filemap__mm_filemap_add_to_page_cache *args)
@@ -108,7 +105,7 @@ int page_added(struct tracepoint__filemap__mm_filemap_add_to_page_cache *args)
 
 KFUNC_PROBE(filemap_read, void *iocb, void *iter, s64 already)
 {
-    return enter(0);
+    return enter();
 }
 
 KRETFUNC_PROBE(filemap_read, void *iocb, void *iter, s64 already, s64 bytes)
@@ -118,12 +115,12 @@ KRETFUNC_PROBE(filemap_read, void *iocb, void *iter, s64 already, s64 bytes)
 
 KFUNC_PROBE(filemap_fault, void *vmf)
 {
-    return fault(0);
+    return enter();
 }
 
 KRETFUNC_PROBE(filemap_fault, void *vmf, u32 result)
 {
-    return leave(0);
+    return leave_fault(result);
 }
 
 KRETFUNC_PROBE(filemap_map_pages, void *vmf, u64 first, u64 last, u32 result)
@@ -136,7 +133,7 @@ KRETFUNC_PROBE(filemap_map_pages, void *vmf, u64 first, u64 last, u32 result)
 
 int kprobe_read(struct pt_regs *ctx)
 {
-    return enter(0);
+    return enter();
 }
 
 int kretprobe_read(struct pt_regs *ctx)
@@ -146,12 +143,12 @@ int kretprobe_read(struct pt_regs *ctx)
 
 int kprobe_fault(struct pt_regs *ctx)
 {
-    return fault(0);
+    return enter();
 }
 
 int kretprobe_fault(struct pt_regs *ctx)
 {
-    return leave(0);
+    return leave_fault(PT_REGS_RC(ctx));
 }
 
 int kprobe_map_pages(struct pt_regs *ctx)
@@ -190,7 +187,7 @@ static __always_inline int is_cached_file(u32 fd)
 
 int read_entered(struct syscall_t *args)
 {
-    return current_owner() && is_cached_file(args->first) ? enter(0) : 0;
+    return current_owner() && is_cached_file(args->first) ? enter() : 0;
 }
 
 int read_returned(struct syscall_t *args)
@@ -198,16 +195,34 @@ int read_returned(struct syscall_t *args)
     return leave(args->first);
 }
 
+// Pages of a range without the one that the thread faulted last: it counted then. A fault that waited for its page is
+// tried again, and that ends either in the same fault or in a range around it.
+static __always_inline u64 pages_uncounted(u32 thread, u64 mapping, u64 first, u64 last)
+{
+    struct inside_t *was = inside.lookup(&thread);
+    int overlaps = was && was->mapping == mapping && was->index >= first && was->index <= last;
+    return last - first + 1 - overlaps;
+}
+
+// mm_filemap_fault(mapping, index)
 int raw_fault(struct bpf_raw_tracepoint_args *ctx)
 {
-    return fault(FAULT_WINDOW_NS);
+    u32 thread = bpf_get_current_pid_tgid();
+    struct inside_t now = {.owner = current_owner(), .mapping = ctx->args[0], .index = ctx->args[1]};
+    if (!now.owner)
+        return 0;
+    add_read(now.owner, pages_uncounted(thread, now.mapping, now.index, now.index) * PAGE_BYTES);
+    now.until = bpf_ktime_get_ns() + FAULT_WINDOW_NS;
+    inside.update(&thread, &now);
+    return 0;
 }
 
 // mm_filemap_map_pages(mapping, first, last): what a fault mapped around its address.
 int raw_map_pages(struct bpf_raw_tracepoint_args *ctx)
 {
+    u32 thread = bpf_get_current_pid_tgid();
     u64 owner = current_owner();
     if (owner)
-        add_read(owner, (ctx->args[2] - ctx->args[1] + 1) * PAGE_BYTES);
+        add_read(owner, pages_uncounted(thread, ctx->args[0], ctx->args[1], ctx->args[2]) * PAGE_BYTES);
     return 0;
 }

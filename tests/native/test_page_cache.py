@@ -1,5 +1,6 @@
 """The page-cache probe on files that are known to be cold, warm, or half of each."""
 
+import mmap
 import os
 import time
 
@@ -57,6 +58,18 @@ def test_mapped_reads(probe, make_cgroup, disk_folder, part):
     counters = counters_of(probe, make_cgroup(), "mapped", path)
     assert 0.9 * SIZE <= counters.read_bytes < 1.6 * SIZE
     assert counters.missed_bytes == pytest.approx(SIZE - WARM[part], abs=MIB)
+
+
+@pytest.mark.parametrize("part", ["cold", "warm"])
+def test_a_page_counts_once_though_its_fault_is_tried_again(probe, make_cgroup, disk_folder, part):
+    if "mmap" in probe.status().why:
+        pytest.skip(probe.status().why)
+    path, calls = file_with_cached_part(disk_folder, WARM[part]), SIZE // mmap.PAGESIZE // 2
+    cgroup = make_cgroup()
+    probe.manage([cgroup.stat().st_ino])
+    workload.run(cgroup, "apart", path, 2 * mmap.PAGESIZE, calls)
+    counters = probe.read(time.monotonic_ns()).cache[cgroup.stat().st_ino]
+    assert calls * mmap.PAGESIZE <= counters.read_bytes < 1.5 * calls * mmap.PAGESIZE
 
 
 def test_direct_reads_and_pipes_are_no_cache_reads(probe, make_cgroup, disk_folder):

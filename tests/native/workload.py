@@ -10,6 +10,7 @@ import fcntl
 import json
 import mmap
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -185,6 +186,22 @@ def _mapped(path, block, calls, first):
     return Report(calls, moved, times)
 
 
+def _mapped_apart(path, block, calls, first):
+    """Each block has a mapping of its own, so that a fault maps no more than its page around itself."""
+    times, moved = [], 0
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each mapping holds a descriptor
+    with Path(path).open("rb") as file:
+        places = range(first, first + calls * block, block)
+        views = [mmap.mmap(file.fileno(), mmap.PAGESIZE, prot=mmap.PROT_READ, offset=at) for at in places]
+    for view in views:
+        view.madvise(mmap.MADV_RANDOM)
+    _ready()
+    for view in views:
+        moved += len(_timed(lambda view=view: view[:1], times))
+    return Report(calls, moved, times)
+
+
 def _write_back(path, block, calls, first):
     """Dirty the page cache and leave it: the kernel writes it back later, for whom the file's first writer was."""
     times, moved = [], 0
@@ -202,6 +219,7 @@ KINDS = {
     "write": partial(_direct, flags=os.O_WRONLY, move=os.pwritev),
     "buffered": _buffered,
     "mapped": _mapped,
+    "apart": _mapped_apart,
     "dirty": _write_back,
 }
 

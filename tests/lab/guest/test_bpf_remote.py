@@ -1,6 +1,7 @@
 """The page-cache and object-store probes on a stock kernel, in the tiers that need functions to be traceable."""
 
 import http.server
+import mmap
 import os
 import socket
 import subprocess
@@ -56,6 +57,18 @@ def test_misses_are_what_was_not_in_the_cache(cache_probe, cgroup, ssd, kind, wa
     # The program of the process itself comes from a file system that the page cache knows too.
     assert 0.9 * SIZE <= counters.read_bytes < 3 * SIZE
     assert SIZE - warm <= counters.missed_bytes < SIZE - warm + 6 * MIB
+
+
+def test_a_page_counts_once_though_its_fault_is_tried_again(cache_probe, cgroup, ssd):
+    calls = SIZE // mmap.PAGESIZE // 2
+    with mounted(ssd) as folder:
+        path = workload.make_file(folder / "data", SIZE)
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        process = workload.start(cgroup, "apart", path, 2 * mmap.PAGESIZE, calls)
+        cache_probe.manage([cgroup.stat().st_ino])
+        workload.finish(process)
+        counters = cache_probe.read(time.monotonic_ns()).cache[cgroup.stat().st_ino]
+    assert calls * mmap.PAGESIZE <= counters.read_bytes < 1.5 * calls * mmap.PAGESIZE
 
 
 class Store(http.server.BaseHTTPRequestHandler):
