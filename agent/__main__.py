@@ -6,6 +6,7 @@ try:
     import argparse
     import errno
     import importlib
+    import io
     import os
     import sys
     from collections.abc import Sequence
@@ -148,6 +149,8 @@ def _open_standard_streams() -> None:
         os.set_inheritable(descriptor, True)  # noqa: FBT003 - the name of the call says what is true
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - a descriptor, open for good
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding has no sign for µ or …
 
 
 def _forget_output() -> None:

@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
         raise PrefetchdError(f"Recording {str(args.file)!r} holds no pass yet; let the agent run a moment longer.")
     page = render(story, printable(args.title or args.file.name), args.jobs)
     if str(args.output) == "-":
-        sys.stdout.write(page)
+        sys.stdout.buffer.write(page.encode())  # which the page says that it is, whatever the terminal's encoding
         return 0
     target: Path = args.output
     with replacing(target, "Page") as file:

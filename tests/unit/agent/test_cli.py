@@ -18,6 +18,7 @@ from agent.shell import bash, man, zsh
 from agent.shell.spec import describe
 
 SCENARIOS = Path(__file__).parents[2] / "lab" / "scenarios"
+RECORDING = Path(__file__).parents[1] / "packaging" / "fixtures" / "demo.rec"
 
 
 def run(*arguments, **keywords):
@@ -54,6 +55,25 @@ def test_wrong_usage_is_status_2(arguments):
     assert done.returncode == 2
     assert "usage: prefetchd" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin1"])
+def test_signs_that_the_terminal_has_not_break_nothing(encoding):
+    done = subprocess.run(
+        [sys.executable, "-m", "agent", "completion", "man"],
+        capture_output=True, check=False, timeout=60, env={"PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"prefetchd" in done.stdout.decode(encoding).encode()
+
+
+def test_a_page_on_standard_output_is_utf_8_as_it_says():
+    done = subprocess.run(
+        [sys.executable, "-m", "agent", "report", RECORDING, "--title", "Größe…", "-o", "-"],
+        capture_output=True, check=False, timeout=60, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Größe…" in done.stdout.decode()
 
 
 def test_too_little_memory_is_a_sentence(monkeypatch, capsys):
