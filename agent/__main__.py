@@ -109,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"prefetchd: {shortened(told)}", file=sys.stderr)
         return 1
+    except MemoryError:
+        print("prefetchd: There is not enough memory; free some, or raise its limit (ulimit -v).", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     return status

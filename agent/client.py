@@ -85,7 +85,13 @@ class AgentClient:
         It is waited for in a thread of its own, since a timeout of the socket begins anew with every byte.
         """
         answer: Future[bytes] = Future()
-        threading.Thread(target=_fulfil, args=(answer, lambda: self._get(path)), daemon=True).start()
+        thread = threading.Thread(target=_fulfil, args=(answer, lambda: self._get(path)), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise AgentUnreachable(
+                f"{self.url} cannot be asked ({error}); raise the limit of memory or processes (ulimit -v, ulimit -u)."
+            ) from None
         seconds = MAX_SILENCES * self.timeout_seconds
         try:
             return answer.result(seconds)

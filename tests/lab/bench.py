@@ -24,6 +24,7 @@ from typing import Any
 from agent.commands.options import file_to_write
 from agent.errors import UsageError, reason
 from agent.simulate.scenario import MAX_SECONDS
+from agent.units import printable
 from tests.lab import bench_results as results
 from tests.lab.bench_plan import ALONE, POLICIES, SHIPPED, Cell, load_plan, machines, matrix
 from tests.lab.bench_report import render
@@ -221,7 +222,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, progress: Callable[[str], None]) -> int:
     """Do what the command line says; returns the exit status: 1 where a run was spoiled twice."""
     if arguments.table:
-        print("\n".join(lines(results.load(arguments.table))))
+        print("\n".join(map(printable, lines(results.load(arguments.table)))))
         return 0
     if arguments.json is None:
         raise UsageError("No --json is given; name the file for the result.")

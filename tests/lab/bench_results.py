@@ -21,6 +21,8 @@ from tests.lab.bench_plan import ALONE, CHOICES, OURS, PARAMETERS, Cell
 Document = dict[str, Any]
 Run = Mapping[str, Any]
 FORMAT = 1
+MAX_BYTES = 64 * 2**20
+"""A longer result is none: one run takes about two kilobytes."""
 
 _PLAIN = (
     *("starvation_events", "utilisation", "worst_utilisation", "samples_per_second", "iterations"),
@@ -55,6 +57,15 @@ class _Run(msgspec.Struct):
     worst_job: str
     worst_utilisation: float
     neighbour_bytes_per_second: float
+    utilisation: float | None = None
+    samples_per_second: float | None = None
+    iterations: float | None = None
+    control_writes: float | None = None
+    agent_cpu_seconds: float | None = None
+    agent_cpu_ratio: float | None = None
+    agent_resident_bytes: float | None = None
+    bpf_seconds: float | None = None
+    bpf_ratio: float | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in CHOICES:
@@ -93,6 +104,10 @@ def load(path: Path) -> Document:
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for, a device may have no end
             raise UsageError(f"Result {str(path)!r} is no regular file; give the --json of a benchmark.")
+        if path.exists() and path.stat().st_size > MAX_BYTES:
+            raise UsageError(
+                f"Result {str(path)!r} has more than {MAX_BYTES >> 20} MiB; give the --json of a benchmark."
+            )
         document = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise UsageError(f"Result {str(path)!r} is nested too deeply; give the --json of a benchmark.") from None

@@ -56,6 +56,15 @@ def test_wrong_usage_is_status_2(arguments):
     assert "Traceback" not in done.stderr
 
 
+def test_too_little_memory_is_a_sentence(monkeypatch, capsys):
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("agent.commands.replay.compare", exhausted)
+    assert main(["replay", "node7.rec"]) == 1
+    assert re.fullmatch(r"prefetchd: There is not enough memory; .*ulimit -v.*\.\n", capsys.readouterr().err)
+
+
 def test_an_empty_user_never_means_root():
     done = run("exec", "--job", "a", "--user", "", "--", "true")
     assert done.returncode == 2

@@ -65,6 +65,15 @@ def test_what_no_agent_says_is_told_as_such(answering, body):
         AgentClient(answering(whole(body))).state()
 
 
+def test_where_no_thread_can_be_had_nobody_is_asked(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(AgentUnreachable, match=r"can't start new thread.*ulimit"):
+        AgentClient("http://127.0.0.1:1").state()
+
+
 @pytest.mark.parametrize("target", ["http://[::", "http://127.0.0.1:{port}/elsewhere", "file:///etc/hostname"])
 def test_no_other_address_is_asked_instead(answering, tmp_path, target):
     """It would be shown the password."""

@@ -522,6 +522,8 @@ def test_what_could_not_be_written_is_refused_before_the_first_run(lab, option, 
         json.dumps(document(record()) | {"runs": [{}]}), json.dumps(document(record()) | {"machine": {}}),
         json.dumps(document({**record(), "policy": "other"})), json.dumps(document({**record(), "guest": None})),
         json.dumps(document({**record(), "seconds": None})),
+        json.dumps(document(record()) | {"runs": [{**record(), "utilisation": "0.9"}]}),
+        json.dumps(document(record()) | {"runs": [{**record(), "samples_per_second": {}}]}),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("option", ["--table", "--json"])
@@ -534,6 +536,19 @@ def test_a_damaged_result_is_refused_and_stays(lab, option, text, tmp_path, caps
     assert told.count("\n") == 1
     assert path.read_text() == text
     assert not lab[1]
+
+
+def test_a_result_without_an_end_is_not_read_to_it(tmp_path, capsys):
+    (tmp_path / "b.json").touch()
+    os.truncate(tmp_path / "b.json", 10 * 2**30)
+    assert command_line.main(["bench", "--table", str(tmp_path / "b.json")]) == 2
+    assert "has more than 64 MiB; give the --json of a benchmark" in capsys.readouterr().err
+
+
+def test_names_in_a_result_steer_no_terminal(tmp_path, capsys):
+    (tmp_path / "b.json").write_text(json.dumps(document({**record(), "scenario": "\x1b[31mred"})))
+    assert command_line.main(["bench", "--table", str(tmp_path / "b.json")]) == 0
+    assert "\\x1b[31mred" in capsys.readouterr().out
 
 
 def test_a_pipe_is_no_result(tmp_path, capsys):
