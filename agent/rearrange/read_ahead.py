@@ -182,9 +182,10 @@ class Rearranger:
         for slot, one in self._slots.items():
             if one.judge.state is State.RUNNING:
                 log.info("read-ahead for cgroup %d on %s ends: %s", *slot, why)
-        self._helper.close()
+        self._helper.end()  # both at once: each may have to wait for the disk
         if self._mending is not None:
             self._mending.close()
+        self._helper.close()
 
     def _mend(self, now: float, here: Pass) -> None:
         """Make files contiguous for those that are asked for, or were."""
