@@ -52,7 +52,12 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=SOURCE / "dist", help="folder for the archive (default: dist)")
     parser.add_argument("--wheel-only", action="store_true", help="build just the project's wheel into the folder")
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"package.py: {str(options.output)!r} cannot be made ({error.strerror}); give --output another folder.",
+              file=sys.stderr)  # fmt: skip
+        return 1
     try:
         built = build_wheel(options.output) if options.wheel_only else build_archive(options.output)
     except (OSError, subprocess.CalledProcessError) as error:

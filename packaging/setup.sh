@@ -18,8 +18,10 @@ packages=$(sed -e 's/#.*//' -e '/^[[:space:]]*$/d' $lists | sort -u | tr '\n' ' 
 
 fail() {
     echo "setup: $1" >&2
-    exit 1
+    exit "${2:-1}"
 }
+
+case $tier in run | test) ;; *) fail "unknown tier '$tier'; use run or test." 2 ;; esac
 
 # shellcheck disable=SC2086
 stamp=$(cat $lists pyproject.toml packaging/setup.sh | sha256sum | cut -d' ' -f1)

@@ -9,6 +9,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 
 DEFAULT_URL = "http://127.0.0.1:9753/healthz"
 TIMEOUT_SECONDS = 4.0
@@ -23,8 +24,8 @@ def main() -> int:
     except urllib.error.HTTPError as error:
         print(f"{url}: {error.code} {error.read(200).decode(errors='replace').strip()}")
         return 1
-    except OSError as error:
-        print(f"{url}: {error}")
+    except (OSError, ValueError, HTTPException) as error:  # nobody, an address that is none, or no agent
+        print(f"{url}: {str(error).strip()}")
         return 1
     return 0
 

@@ -29,9 +29,14 @@ def main() -> int:
     )
     parser.add_argument("--output", type=Path, default=TARGET, help="folder for the files")
     output = parser.parse_args().output
-    output.mkdir(parents=True, exist_ok=True)
-    for dashboard in DASHBOARDS:
-        (output / f"{dashboard.name}.json").write_text(render(dashboard), encoding="utf-8")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for dashboard in DASHBOARDS:
+            (output / f"{dashboard.name}.json").write_text(render(dashboard), encoding="utf-8")
+    except OSError as error:
+        print(f"generate.py: {error.filename!r} cannot be written ({error.strerror}); give --output another folder.",
+              file=sys.stderr)  # fmt: skip
+        return 1
     return 0
 
 

@@ -39,6 +39,11 @@ def run(tree, tools, tier="run", **environment):
     )
 
 
+def test_an_unknown_tier_installs_nothing(bare):
+    done = run(*bare, tier="tset")
+    assert (done.returncode, done.stderr) == (2, "setup: unknown tier 'tset'; use run or test.\n")
+
+
 def test_a_machine_that_is_not_debian_like_gets_the_list(bare):
     done = run(*bare)
     assert done.returncode == 1

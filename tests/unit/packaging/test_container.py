@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import socketserver
 import subprocess
 import sys
 import threading
@@ -148,6 +149,21 @@ def test_health_check_tells_well_unwell_and_away(health):
     away = check("http://127.0.0.1:9/healthz")
     assert away.returncode == 1
     assert "refused" in away.stdout
+
+
+@pytest.mark.parametrize("url", ["agent", "http://[::/", "http://127.0.0.1:{port}/"])
+def test_health_check_takes_no_rubbish_for_health(url):
+    class Rubbish(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(65536)
+            self.request.sendall(b"SSH-2.0-x\r\n")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Rubbish) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        told = check(url.format(port=server.server_address[1]))
+        server.shutdown()
+    assert (told.returncode, told.stderr) == (1, "")
+    assert told.stdout.count("\n") == 1
 
 
 def test_the_image_starts_the_agent_as_the_unit_does():

@@ -313,3 +313,15 @@ def test_drawings_are_made_of_what_prometheus_answers(tmp_path):
     assert set(drawn) == set(dashboards())
     assert all(picture.startswith(b"\x89PNG") and len(picture) > 20_000 for picture in drawn.values())
     assert {path.stem for path in (FOLDER / "drawings").glob("*.png")} == set(drawn)
+
+
+@pytest.mark.parametrize("script", ["grafana/generate.py", "package.py"])
+def test_a_folder_that_cannot_be_made_is_a_sentence(script):
+    done = subprocess.run(
+        [sys.executable, PACKAGING / script, "--output", "/proc/none"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "'/proc/none'" in done.stderr
+    assert "--output" in done.stderr
