@@ -7,6 +7,7 @@ sentence, and the probe goes down its ladder.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import mmap
 import os
@@ -343,8 +344,9 @@ class Program:
         for view in self._views:
             with contextlib.suppress(BufferError):  # a numpy view still refers to it: freed with that
                 view.close()
-        with self._loader.caught():
+        with self._loader.caught(), contextlib.suppress(Exception):  # where a signal broke off a detach, it fails again
             self._bpf.cleanup()
+        atexit.unregister(self._bpf.cleanup)
         self._bpf = None
 
 
