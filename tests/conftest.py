@@ -1,6 +1,7 @@
 """Rules for every test: under CI=true nothing is skipped, and the end says what ran where."""
 
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +22,11 @@ TIERS = {
     "lab": "guest with Debian's kernel under QEMU",
     "bench": "costs",
 }
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it runs in the background so, and children inherit it: no test of Ctrl-C would end.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
