@@ -24,9 +24,14 @@ TIERS = {
 }
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what it runs in the background so, and children inherit it: no test of Ctrl-C would end.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell has what it runs in the background ignore these, and children inherit that: no test of Ctrl-C would end.
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 def pytest_addoption(parser):
