@@ -121,7 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     parser = build_parser(chosen) if chosen else build_parser()
-    args = parser.parse_args(arguments)
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit:
+        sys.stdout.flush()  # --help and --version end here: a full disk behind them would show only at the very end
+        raise
     return load(args.command).main(args)
 
 
