@@ -152,14 +152,14 @@ class Loop:
     def _rearrange(
         self, now: float, result: CoreResult, devices: Mapping[str, DeviceView], sample: Sample
     ) -> RearrangeReport:
-        before = self.latest.rearrange if self.latest is not None else RearrangeReport()
         if self.rearranger is None:
-            return before
+            return RearrangeReport()
         here = Pass(self.enforcer.mode, result.reports, result.decision, devices, sample.cache)
         try:
             return self.rearranger.step(now, here)
         except Exception:  # limits matter more than what may be gained by reading ahead
             log.exception("reading ahead failed in this pass; the loop goes on")
+            before = self.latest.rearrange if self.latest is not None else RearrangeReport()
             return replace(before, problem="it failed in the last pass; the log says where")  # counters never fall
 
     def _enforce(

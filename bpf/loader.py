@@ -12,14 +12,13 @@ import contextlib
 import mmap
 import os
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from bpf.btf import BtfError, KernelBtf
+from bpf.caught import Caught, caught_stderr
 from bpf.headers import Headers, find_headers
 from bpf.tracing import load_tracing, open_tracing
 
@@ -27,7 +26,8 @@ RUN = Path("/run/prefetchd")
 HISTOGRAM_HEADER = Path(__file__).with_name("histogram.h")
 MEMORY_HEADER = Path(__file__).with_name("memory.h")
 TYPED_HEADER = Path(__file__).with_name("typed.h")
-TRACEFS, DEBUGFS = Path("/sys/kernel/tracing"), Path("/sys/kernel/debug")
+TRACEFS = Path("/sys/kernel/tracing")
+DEBUGFS = Path("/sys/kernel/debug")
 
 Macros = Mapping[str, int | str]
 
@@ -74,7 +74,7 @@ class Loader:
         if "tracepoint__" in text:
             self.require_tracefs()
         flags = ["-w", *(f"-D{name}={value}" for name, value in (macros or {}).items())]
-        with self._compiler(), _caught_stderr(self._verbose) as caught:
+        with self._compiler(), self.caught() as caught:
             try:
                 bpf = _bcc_module()(text=text.encode(), cflags=flags)
             except Exception as error:  # bcc raises bare Exception
@@ -112,7 +112,7 @@ class Loader:
 
     def caught(self) -> contextlib.AbstractContextManager[Caught]:
         """Standard error of the C libraries, caught unless verbose."""
-        return _caught_stderr(self._verbose)
+        return caught_stderr(self._verbose)
 
     @contextlib.contextmanager
     def _compiler(self) -> Iterator[None]:
@@ -348,39 +348,6 @@ class Program:
             self._bpf.cleanup()
         atexit.unregister(self._bpf.cleanup)
         self._bpf = None
-
-
-class Caught:
-    """What the C libraries wrote to standard error."""
-
-    def __init__(self, sink: IO[bytes] | None) -> None:
-        self._sink = sink
-
-    def reason(self) -> str:
-        """The line that says most: the first compiler error, else the last line of the verifier's or libbpf's log."""
-        if self._sink is None:
-            return ""
-        self._sink.seek(0)
-        lines = [line.strip() for line in self._sink.read().decode(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in lines if "error:" in line]
-        telling = [line for line in lines if not line.startswith(("processed ", "HINT:"))]
-        return errors[0] if errors else (telling[-1] if telling else "")
-
-
-@contextlib.contextmanager
-def _caught_stderr(verbose: bool) -> Iterator[Caught]:
-    if verbose:
-        yield Caught(None)
-        return
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as sink:
-        os.dup2(sink.fileno(), 2)
-        try:
-            yield Caught(sink)
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
 
 
 def _bcc_module() -> Any:

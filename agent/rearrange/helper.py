@@ -1,6 +1,6 @@
 """The process that reads ahead: looks at what jobs have open, asks the kernel for what they read next, tells the agent.
 
-Started by `agent.rearrange.read_ahead` with nothing but the standard library and this package. It moves to a cgroup of
+Started by `agent.rearrange.process` with nothing but the standard library and this package. It moves to a cgroup of
 the agent's own, so that what it reads is charged there and bounded, and serves the jobs that the agent names. The
 agent names them again at least once in `LEASE_SECONDS`; where it stands still, nothing more is read ahead. When the
 agent's end of the socket closes, however the agent died, this process goes back to the cgroup that it came from,

@@ -1,5 +1,6 @@
 """The command line as a whole: help with examples, one-sentence errors, completion that completes, a man page."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -299,7 +300,7 @@ def test_a_full_disk_behind_the_output_is_a_sentence(arguments):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "agent", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-            timeout=60,
+            timeout=60, env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "prefetchd: Standard output cannot be written (No space left on device)."

@@ -125,7 +125,7 @@ def test_what_stands_is_put_back_where_the_folder_was_removed_meanwhile(start, t
     shutil.rmtree(Path(journal_path).parent)
     assert wait_until(lambda: Path(journal_path).exists(), 30.0) is not None
     agent.kill()
-    assert wait_until(lambda: is_prior(tree), 30.0) is not None
+    assert wait_until(lambda: is_prior(tree), 2.0) is not None
 
 
 def test_a_report_is_left_beside_the_journal(start, tree, journal_path):
@@ -198,7 +198,7 @@ def test_a_stopped_agent_is_put_back_and_goes_on_when_it_wakes(start, tree, jour
     assert wait_until(lambda: status(journal_path)["restores"] >= 1, 30.0) is not None
     assert status(journal_path)["conflicts"] == []
     agent.kill()
-    assert wait_until(lambda: is_prior(tree), 30.0) is not None
+    assert wait_until(lambda: is_prior(tree), 2.0) is not None
 
 
 def test_values_of_others_are_left_alone(start, tree):
@@ -225,7 +225,7 @@ def test_a_new_agent_keeps_the_old_guardian_out(start, tree, journal_path):
     assert status(journal_path)["conflicts"] == [], "it took nothing away"
     assert not is_prior(tree)
     new.kill()
-    assert wait_until(lambda: is_prior(tree), 30.0) is not None
+    assert wait_until(lambda: is_prior(tree), 2.0) is not None
     assert wait_until(lambda: not new.guardians(), 30.0) is not None
 
 
