@@ -13,6 +13,7 @@
 #define TCP_PROTOCOL 6
 #define TCP_SYN_SENT_STATE 2
 #define TCP_CLOSE_STATE 7
+#define TCP_PEER_ENDED (1 << 6 | 1 << 8 | 1 << 9 | 1 << 11)  // TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING: net/tcp_states.h
 #define PEER_TLS 2  // value in `peers`: 1 otherwise
 #define NSEC_PER_USEC 1000
 
@@ -154,21 +155,27 @@ static __always_inline int sending(u64 sk)
     return 0;
 }
 
-// A call has `copied` bytes so far. It tells them anew each time that it waits for more (MSG_WAITALL, SO_RCVLOWAT), and one
-// that looks ahead (MSG_PEEK) has bytes that the next will have too; so what counts is how far the socket was read. The
-// end of the stream takes a number as well, so that counts no more than was copied.
-static __always_inline u32 newly_read(u64 sk, struct connection_t *connection, s64 copied)
+// Whether a socket was read to the end of its stream, which the peer has sent: that takes a sequence number as well.
+static __always_inline int was_read_whole(u64 sk, u32 read)
+{
+    u32 state = (u8)word_at(sk + OFF_SK_STATE);
+    return (1 << (state & 31) & TCP_PEER_ENDED) && read == word_at(sk + OFF_TCP_RCV_NXT);
+}
+
+// A call has `copied` bytes so far. It tells them anew each time that it waits for more (MSG_WAITALL, SO_RCVLOWAT), and
+// one that looks ahead (MSG_PEEK) has bytes that the next will have too; so what counts is how far the socket was read.
+static __always_inline u32 newly_read(u64 sk, struct connection_t *connection)
 {
     u32 before = connection->read, bytes;
     connection->read = word_at(sk + OFF_TCP_COPIED_SEQ);
     bytes = connection->read - before;
-    return bytes < copied ? bytes : copied;
+    return bytes && was_read_whole(sk, connection->read) ? bytes - 1 : bytes;
 }
 
 static __always_inline int received(u64 sk, s64 copied)
 {
     struct connection_t *connection = copied > 0 ? connections.lookup(&sk) : 0;
-    u32 bytes = connection ? newly_read(sk, connection, copied) : 0;
+    u32 bytes = connection ? newly_read(sk, connection) : 0;
     if (!bytes || !connection->sent)
         return 0;
     u64 now = bpf_ktime_get_ns(), since = connection->first ? connection->last : connection->sent;

@@ -31,7 +31,9 @@ _FIELDS = {
     "OFF_SK_DADDR": "sock.__sk_common.skc_daddr",
     "OFF_SK_V6_DADDR": "sock.__sk_common.skc_v6_daddr",
     "OFF_SK_PROTOCOL": "sock.sk_protocol",
+    "OFF_SK_STATE": "sock.__sk_common.skc_state",
     "OFF_TCP_COPIED_SEQ": "tcp_sock.copied_seq",
+    "OFF_TCP_RCV_NXT": "tcp_sock.rcv_nxt",
 }
 MAX_ENDPOINTS = 32
 """Of one cgroup; what it has more is counted by port, as `*:PORT`. A read costs 15 µs for each (measured)."""

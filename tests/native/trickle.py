@@ -30,7 +30,11 @@ def _after_looking(connection, size):
     return connection.recv(size)
 
 
-WAYS = {"waitall": _at_once, "lowat": _at_low_water, "peek": _after_looking}
+def _to_the_end(connection, size):
+    return connection.recv(size + 1, socket.MSG_WAITALL)
+
+
+WAYS = {"waitall": _at_once, "lowat": _at_low_water, "peek": _after_looking, "end": _to_the_end}
 
 
 def run(server, cgroup, how):
